@@ -24,9 +24,9 @@ from unfed.measures.population import store
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
-from unfed.runs.world import process_as_before
+from unfed.studies import grid as runs_grid
 from unfed.studies import population as runs_population
-from unfed.studies.population import Manner, RowGroups, populate
+from unfed.studies.population import RowGroups, populate
 from worlds import Small, slow
 
 DOUBLE = ("engine.precision=float64", "engine.name=batched", "checkpoint.rounds=1")
@@ -51,7 +51,7 @@ def test_every_model_is_the_run_of_its_seed_alone(small: Small, tmp_path: Path, 
 
 def test_side_by_side_gives_the_models_of_one_after_another(small: Small, tmp_path: Path) -> None:
     config = small(*TWO, "training.rounds=2", "unlearning.rounds=1", "unlearning.retrain_rounds=1")
-    together, alone = (populate(config, 3, tmp_path / str(way), manner=Manner(together=way)) for way in (True, False))
+    together, alone = (populate(config, 3, tmp_path / str(way), together=way) for way in (True, False))
     for kind in together.about.kinds:
         params = [storage.load(p.folder / "state" / "0" / "before.safetensors")[0] for p in (together, alone)]
         for name, tensor in params[0].items():
@@ -159,28 +159,14 @@ def test_a_cohort_that_another_process_is_at_is_left_to_it(
 def test_left_to_itself_it_takes_a_core_for_every_cohort_that_computes_on_one_thread(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_population, "cores", lambda: 4)
+    monkeypatch.setattr(runs_grid, "cores", lambda: 4)
     world = simulated(small(*TWO), 0)
-    assert [runs_population.at_once(world, models) for models in (8, 9, 64)] == [1, 2, 4]
+    assert [runs_population.at_once(world, cells) for cells in (0, 1, 2, 8)] == [1, 1, 2, 4]
     assert runs_population.at_once(replace(world, threads=2), 64) == 1  # one process uses the cores already
     assert runs_population.at_once(replace(world, device=torch.device("cuda")), 64) == 1
     with unfed.allow_code():
         mine = small(*TWO, 'model.name="mine:Net"')
     assert runs_population.at_once(replace(world, config=mine), 64) == 1  # code is permitted in one process
-
-
-def test_a_helper_ends_with_the_process_that_asked_for_it(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Gone:
-        def is_alive(self) -> bool:
-            return False
-
-    monkeypatch.setattr("multiprocessing.parent_process", Gone)
-    config = small(*TWO, "training.rounds=2", "unlearning.rounds=1")
-    with process_as_before():
-        runs_population._help(config.to_json(), 2, str(tmp_path / "p"), Manner())
-    assert store.load(tmp_path / "p").done("before") == ()
 
 
 def test_the_command_says_that_another_process_is_at_some_models(tmp_path: Path) -> None:
@@ -201,7 +187,7 @@ def test_the_command_says_that_another_process_is_at_some_models(tmp_path: Path)
 def test_two_processes_make_the_bytes_of_one(small: Small, tmp_path: Path) -> None:
     config = small(*TWO, "training.rounds=1", "unlearning.rounds=1")
     one = populate(config, 10, tmp_path / "one")
-    two = populate(config, 10, tmp_path / "two", manner=Manner(processes=2))
+    two = populate(config, 10, tmp_path / "two", processes=2)
     assert len(two.about.cohorts) == 2 and _bytes(one.folder) == _bytes(two.folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from unfed.folder import locks as presence
 from unfed.measures.population import store
 from unfed.measures.population.store import memorisation, most_memorised
 from unfed.runs.simulated import simulated
+from unfed.studies import grid
 from unfed.studies.stress import CASES, changed, confusions, stress
 from worlds import Small, slow
 
@@ -152,6 +154,27 @@ def test_every_case_gives_a_cell_for_retrain_and_the_methods_that_serve_it(
         stress(small(), 2, tmp_path / "s", [])
     with pytest.raises(UnfedError, match="--bound is the percentage of harm above which a method fails, not nan"):
         stress(small(), 2, tmp_path / "s", ["backdoor"], float("nan"))
+
+
+def test_the_cohorts_of_all_cases_are_one_grid_and_the_memorised_rows_come_after(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[tuple[list[str], int]] = []
+    run = grid.run
+
+    def noted(cells: Sequence[grid.GridCell], processes: int, said: grid.Said = grid.quiet) -> None:
+        grids.append(([cell.name for cell in cells], processes))
+        run(cells, 1, said)
+
+    monkeypatch.setattr(grid, "run", noted)
+    rounds = ("training.rounds=1", "unlearning.rounds=1", "unlearning.retrain_rounds=1", "training.batch=256")
+    heard: set[str] = set()
+    config = small(*rounds, 'methods.run=["ft"]')
+    cases = ["backdoor", "confusion", "memorised"]
+    stress(config, 2, tmp_path / "s", cases, said=lambda kind, *_: heard.add(kind), processes=2)
+    first = ["backdoor, seed 0", "confusion, seed 0", "memorised-known, seed 0"]
+    assert grids == [(first, 2), (["memorised, seed 0"], 1)]
+    assert {"backdoor, before", "confusion, ft", "memorised-known, retrain", "memorised, retrain"} <= heard
 
 
 def test_the_command_says_who_fails(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from unfed.report.compare import Compared, compared_rows
 from unfed.runs.probe import first_look
 from unfed.runs.run import Run
 from unfed.runs.status import status
-from unfed.studies import sweep
-from unfed.studies.families import Member
-from unfed.studies.sweep import Axis, Ended, variants
+from unfed.studies import grid, sweep
+from unfed.studies.grid import Ended, GridCell, Said, quiet
+from unfed.studies.sweep import Axis, Member, variants
 
 TINY = """
 name = "tiny"
@@ -48,14 +49,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The work is done here and not in a process of its own; who was worked on is listed."""
     done: list[str] = []
 
-    def work(runs: Any, jobs: int, arguments: Any = ()) -> Any:
-        for run in runs:
-            if status(run)["state"] != "finished":
-                run.execute()
-                done.append(run.folder.path.name)
-                yield Ended(run, 1.0)
+    def work(cells: list[GridCell], processes: int, said: Said = quiet) -> Any:
+        for cell in cells:
+            cell.work(said, *cell.arguments)
+            done.append(Path(cell.name).name)
+            yield Ended(cell, 1.0)
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(grid, "work", work)
     return done
 
 
@@ -160,17 +160,71 @@ def test_methods_stand_in_the_place_of_the_configs_in_every_run(here: Path, in_p
 
 
 @pytest.mark.slow
-def test_the_work_is_resume_in_processes_of_their_own(here: Path) -> None:
+def test_the_work_is_done_in_processes_of_their_own(here: Path) -> None:
     """One of two cannot be worked on; the other ends all the same."""
     members = sweep.make(
         lambda changes: Config.read("tiny.toml", [*changes, "methods.run=['not']"]),
         variants([Axis.of("seed=0,1")]),
         here / "out",
     )
+    cells = sweep.cells(sweep.runs_of(members))
     (here / "out/seed-1/run.json").write_text("{")
-    ended = {one.run.folder.path.name: one.error for one in sweep.work(sweep.runs_of(members)[:1], 2)}
-    assert ended == {"seed-0": ""}
+    ended = {Path(one.cell.name).name: one.error for one in grid.work(cells, 2)}
+    assert ended["seed-0"] == "" and "run.json" in ended["seed-1"]
+    assert sweep.cells([Run.open(here / "out/seed-0")]) == []
     assert status(Run.open(here / "out/seed-0"))["state"] == "finished"
+
+
+def test_a_cell_ends_with_the_process_that_asked_for_it() -> None:
+    rounds: list[int] = []
+
+    def work(said: Said) -> None:
+        for round in (1, 2):
+            rounds.append(round)
+            said("before", round, 2)
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    here.close()
+    grid._apart(GridCell("orphan", work), there)
+    assert rounds == [1] and there.closed
+
+
+def test_a_cell_tells_how_far_it_is_and_why_it_ended() -> None:
+    def work(said: Said, why: str) -> None:
+        said("before", 1, 2)
+        if why:
+            raise UnfedError(why)
+
+    for why in ("", "The disk is full."):
+        here, there = multiprocessing.Pipe(duplex=False)
+        grid._apart(GridCell("one", work, (why,)), there)
+        assert (here.recv(), here.recv()) == (("before", 1, 2), why)
+
+
+def test_one_process_works_here_and_stops_at_the_first_error() -> None:
+    done: list[str] = []
+
+    def work(said: Said, name: str) -> None:
+        done.append(name)
+        if name == "b":
+            raise UnfedError("b cannot be trained.")
+
+    cells = [GridCell(name, work, (name,)) for name in "abc"]
+    with pytest.raises(UnfedError, match="b cannot be trained"):
+        grid.run(cells, 1)
+    assert done == ["a", "b"]
+
+
+def test_several_processes_end_all_cells_and_raise_the_first_error(in_process: list[str]) -> None:
+    def failing(cells: list[GridCell], processes: int, said: Said = quiet) -> Any:
+        yield from (Ended(cell, 1.0, "" if cell.name == "a" else f"{cell.name} cannot be trained.") for cell in cells)
+        in_process.append("all")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(grid, "work", failing)
+        with pytest.raises(UnfedError, match="b cannot be trained"):
+            grid.run([GridCell(name, print) for name in "abc"], 2)
+    assert in_process == ["all"]
 
 
 def test_how_many_work_at_once(here: Path) -> None:
@@ -179,7 +233,7 @@ def test_how_many_work_at_once(here: Path) -> None:
     assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) >= 1
     runs[0].description["hardware"] = "CPU, 4 CPU threads"
     assert sweep.at_once(runs, None) == 1
-    with pytest.raises(UnfedError, match="--jobs takes a number of processes, at least 1, not 0"):
+    with pytest.raises(UnfedError, match="At least 1 process must work, not 0"):
         sweep.at_once(runs, 0)
 
 

@@ -21,7 +21,7 @@ from unfed.report.how_sure import about_tuning, tuned_words
 from unfed.studies import tuning
 from unfed.studies.judging import judged
 from unfed.studies.population import populate
-from unfed.studies.tuning import Budget, Knob, Seen, knobs, tune, with_values
+from unfed.studies.tuning import Knob, TrialResult, TuningBudget, knobs, tune, with_values
 from worlds import Small
 
 SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["retrain"]', "partition.validation=0.2")
@@ -48,8 +48,8 @@ def test_values_go_into_the_methods_own_table(small: Small) -> None:
 
 
 def test_a_trial_that_spoils_the_model_loses_against_every_other() -> None:
-    assert Seen(9.0, 0.5).worth(0.5) == 9.0
-    assert Seen(0.0, 0.6).worth(0.5) == 1000.6
+    assert TrialResult(9.0, 0.5).objective(0.5) == 9.0
+    assert TrialResult(0.0, 0.6).objective(0.5) == 1000.6
 
 
 def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
@@ -64,7 +64,7 @@ def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
         return plain(self, values, seeds, said)
 
     monkeypatch.setattr(tuning.Bench, "unlearned", seen)
-    found = tune(small(*SETS), population, "ft", Budget(trials=3, models=2))
+    found = tune(small(*SETS), population, "ft", TuningBudget(trials=3, models=2))
     assert [seeds for _, seeds in asked] == [(0, 1)] * 3 + [(0, 1, 2, 3)]
     assert asked[0][0] == {}, "the first trial is the method as it is"
     assert found["trials"] == 3 and found["models"] == 2
@@ -77,7 +77,7 @@ def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
         kept = after.read("retrain", seed)
         spoiled = {group: 100.0 * torch.randn_like(t) for group, t in kept.items()}
         store.put(after, "retrain", seed, spoiled if seed > 1 else spoiled | {"forget": kept["forget"]})
-    assert tune(small(*SETS), after, "ft", Budget(trials=3, models=2)) == found
+    assert tune(small(*SETS), after, "ft", TuningBudget(trials=3, models=2)) == found
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_method_as_it_is_makes_the_models_of_the_population(small: Small, tm
     """One trial chooses nothing, so the tuned models are those that the method makes untuned."""
     config = small(*SETS[:1], 'methods.run=["ft", "retrain"]', SETS[2])
     population = populate(config, 4, tmp_path / "p")
-    assert tune(config, population, "ft", Budget(trials=1, models=1))["chosen"] == {}
+    assert tune(config, population, "ft", TuningBudget(trials=1, models=1))["chosen"] == {}
     after = store.load(population.folder)
     np.testing.assert_allclose(after.logits("ft-tuned", "test"), after.logits("ft", "test"), atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_the_method_as_it_is_makes_the_models_of_the_population(small: Small, tm
 def test_the_page_says_what_was_tuned_with_what(small: Small, tmp_path: Path) -> None:
     config = small(*SETS)
     population = populate(config, 6, tmp_path / "p")
-    tune(config, population, "ft", Budget(trials=2, models=1))
+    tune(config, population, "ft", TuningBudget(trials=2, models=1))
     whole = judged(store.load(tmp_path / "p"), Resampling(draws=10, permutations=10))
     assert whole["methods"]["ft-tuned"]["title"] == "FT (tuned)"
     assert whole["tuned"]["ft-tuned"]["on"] == "validation rows and 1 of the first 3 seeds of 6"
@@ -107,7 +107,7 @@ def test_bad_input_is_one_sentence(small: Small, tmp_path: Path, monkeypatch: py
     with pytest.raises(UnfedError, match="Retrain is what every method is compared with"):
         tune(small(*SETS), population, "retrain")
     with pytest.raises(UnfedError, match="at least one trial"):
-        tune(small(*SETS), population, "ft", Budget(trials=0))
+        tune(small(*SETS), population, "ft", TuningBudget(trials=0))
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UnfedError, match=r"pip install '\.\[tune\]'"):
         tune(small(*SETS), population, "ft")
@@ -158,10 +158,10 @@ def test_where_every_trial_spoils_the_model_the_page_says_so(
 ) -> None:
     population = made_up(small(*SETS), tmp_path / "p")
     monkeypatch.setattr(
-        tuning, "Bench", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: Seen(1.0, 30.0))
+        tuning, "Bench", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: TrialResult(1.0, 30.0))
     )
     monkeypatch.setattr(tuning, "_kept", lambda *args: None)
-    found = tune(small(*SETS), population, "ft", Budget(trials=2, models=1))
+    found = tune(small(*SETS), population, "ft", TuningBudget(trials=2, models=1))
     assert found["spoiled"] and "cost more validation accuracy than allowed" in tuned_words("FT", found)
     assert "this one least (30.0 points)" in tuned_words("FT", found)
     assert "validation accuracy" not in tuned_words("FT", found | {"spoiled": False})

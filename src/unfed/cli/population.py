@@ -15,8 +15,8 @@ from rich.table import Table
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.measures.population.store import Accuracy, Population, accuracies
-from unfed.studies.cohort import Said
-from unfed.studies.population import Manner, missing, populate, quiet
+from unfed.studies.grid import Said, quiet
+from unfed.studies.population import missing, populate
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -30,7 +30,6 @@ def population(
     sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
     device: Device = None,
     processes: Annotated[int | None, typer.Option(help="How many at once; left out, one per core of a CPU.")] = None,
-    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="One federation after another.")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
     silent: Quiet = False,
@@ -44,7 +43,7 @@ def population(
     folder = out or Path("runs", f"{read.name}-population")
     try:
         with _Bar(stderr, silent or as_json) as bar:
-            found = populate(read, models, folder, bar.said, Manner(not one_by_one, processes))
+            found = populate(read, models, folder, bar.said, processes)
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again, and it goes on.", soft_wrap=True)
         sys.exit(130)

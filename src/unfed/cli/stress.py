@@ -14,8 +14,7 @@ from rich.table import Table
 from unfed import storage
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
-from unfed.studies.population import Manner
-from unfed.studies.stress import BOUND, CASES, Cell
+from unfed.studies.stress import BOUND, CASES, HarmLeft
 from unfed.studies.stress import stress as measure
 
 stdout = Console(highlight=False)
@@ -45,13 +44,13 @@ def stress(
     names = list(CASES) if cases is None else [name.strip() for name in cases.split(",") if name.strip()]
     last = [""]
 
-    def said(case: str, kind: str, round: int, rounds: int) -> None:
-        if not (as_json or quiet) and last[0] != f"{case}, {kind}":
-            last[0] = f"{case}, {kind}"
+    def said(kind: str, round: int, rounds: int) -> None:
+        if not (as_json or quiet) and last[0] != kind:
+            last[0] = kind
             stderr.print(f"{escape(last[0])}: {rounds} rounds of {models} models", soft_wrap=True)
 
     try:
-        cells = measure(read, models, folder, names, bound, said, Manner(processes=None))
+        cells = measure(read, models, folder, names, bound, said, processes=None)
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again, and it goes on.", soft_wrap=True)
         sys.exit(130)
@@ -63,7 +62,7 @@ def stress(
         _tell(cells, names, models, bound)
 
 
-def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> None:
+def _tell(cells: list[HarmLeft], cases: list[str], models: int, bound: float) -> None:
     title = (
         f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
         " In parentheses: accuracy on test rows."
@@ -86,7 +85,7 @@ def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> Non
         stdout.print(f"{escape(case)} ({CASES[case].title}): {escape(told)}.", soft_wrap=True)
 
 
-def _cell(cell: Cell | None) -> str:
+def _cell(cell: HarmLeft | None) -> str:
     """A number with its mark; a method that serves no such request has none."""
     if cell is None:
         return "-"

@@ -19,8 +19,9 @@ from unfed.errors import UnfedError, counted
 from unfed.report.best import star
 from unfed.report.rules import named
 from unfed.runs.run import Run
+from unfed.studies import grid
 from unfed.studies import sweep as sweeping
-from unfed.studies.families import Member
+from unfed.studies.sweep import Member
 
 stdout = Console(highlight=False)
 
@@ -68,7 +69,7 @@ def sweep(
         stdout.print(
             f"{len(members)} combinations share {counted(len(runs), 'run')}: they differ in their methods alone."
         )
-    failed = _work(runs, jobs, ["--allow-code"] if allow_code else [], as_json or quiet, where)
+    failed = _work(runs, jobs, allow_code, as_json or quiet, where)
     page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
     if as_json:
         told = [
@@ -90,19 +91,19 @@ def _own(methods: str | None, axes: Sequence[sweeping.Axis]) -> list[str]:
     return [chosen(methods)]
 
 
-def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: bool, where: Path) -> dict[str, str]:
+def _work(runs: Sequence[Run], jobs: int | None, allow_code: bool, silent: bool, where: Path) -> dict[str, str]:
     """Do what is not done, and tell of each; what failed, by folder."""
     at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
     if not silent:
         stdout.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} in {escape(str(where))}, {at_once} at once.")
     try:
-        for one in sweeping.work(runs, at_once, arguments):
+        for one in grid.work(sweeping.cells(runs, allow_code), at_once):
             done += 1
             if one.error:
-                failed[str(one.run.folder.path)] = one.error
+                failed[one.cell.name] = one.error
             if not silent:
                 mark = "[red]✗[/red]" if one.error else "[green]✓[/green]"
-                stdout.print(f"{mark} {escape(one.run.folder.path.name)} in {clock_text(one.seconds)}")
+                stdout.print(f"{mark} {escape(Path(one.cell.name).name)} in {clock_text(one.seconds)}")
     except KeyboardInterrupt:
         Console(stderr=True, highlight=False).print("Interrupted. Nothing is lost: give the same command again.")
         raise typer.Exit(130) from None

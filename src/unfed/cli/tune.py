@@ -16,7 +16,7 @@ from unfed.measures.population import store
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.report.how_sure import tuned_words
 from unfed.studies.judging import title_of
-from unfed.studies.tuning import Budget, Seen, tuned_label
+from unfed.studies.tuning import TrialResult, TuningBudget, tuned_label
 from unfed.studies.tuning import tune as choose
 
 stdout = Console(highlight=False)
@@ -47,14 +47,14 @@ def tune(
     silent, found = as_json or quiet, []
     for method in _named(methods, opened):
 
-        def said(trial: int, seen: Seen | None, title: str = title_of(method)) -> None:
+        def said(trial: int, seen: TrialResult | None, title: str = title_of(method)) -> None:
             if not silent:
                 what = "no usable model"
                 if seen is not None:
                     what = f"distance {seen.distance:.3f}, drop {seen.drop:.2f} points"
                 stderr.print(f"{escape(title)}, trial {trial + 1} of {trials}: {what}", soft_wrap=True)
 
-        found.append(choose(read, store.load(opened.folder), method, Budget(trials, models), said))
+        found.append(choose(read, store.load(opened.folder), method, TuningBudget(trials, models), said))
         if not silent:
             stdout.print(escape(tuned_words(title_of(method), found[-1])), soft_wrap=True)
             stdout.print(f"Kept as {escape(tuned_label(method))}.", soft_wrap=True)

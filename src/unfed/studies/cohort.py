@@ -36,9 +36,8 @@ from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
 from unfed.runs.job import refuse_another, training_method
 from unfed.runs.world import World
+from unfed.studies.grid import Said
 
-Said = Callable[[str, int, int], None]
-"""(kind, round, rounds): how far the cohort at work is."""
 Kept = Callable[[int, list[Params]], None]
 """(round, models of every seed): called after each round."""
 
@@ -60,7 +59,7 @@ def of_seed(world: World, seed: int) -> World:
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelTask:
     """What makes one kind of model of one seed."""
 
     method: Method
@@ -69,14 +68,14 @@ class Task:
     requests: tuple[Request, ...]
 
 
-def task_of(world: World, kind: str, request: Request) -> Task:
+def task_of(world: World, kind: str, request: Request) -> ModelTask:
     """As a run of the config would do it: the training, or a method's turn."""
     if kind == BEFORE:
-        return Task(training_method(world), world.training_settings(), world.seeds.training, ())
+        return ModelTask(training_method(world), world.training_settings(), world.seeds.training, ())
     method = world.config.method(kind).for_requests((request,))
     settings = world.unlearning_settings(isinstance(method, Retrain), kind)
     rounds = rounds_of(world.config, kind, method)
-    return Task(method, replace(settings, rounds=rounds), world.seeds.request(request.id), (request,))
+    return ModelTask(method, replace(settings, rounds=rounds), world.seeds.request(request.id), (request,))
 
 
 class Cohort:
@@ -129,7 +128,7 @@ class Cohort:
 
     # --- servers --------------------------------------------------------------------------------------------------
 
-    def _server(self, world: World, task: Task, params: Params, history: History | None = None) -> JobServer:
+    def _server(self, world: World, task: ModelTask, params: Params, history: History | None = None) -> JobServer:
         clients = self.world.scoped(task.requests)
         setup = world.setup(self._as_it_was)
         public = world.public(clients) if "public" in task.method.needs else None

@@ -6,18 +6,16 @@ They are kept as what they say about the same rows.
 
 One model beside one Retrain says nothing about how sure a number is. What does, a distribution over training seeds on
 either side, is computed from this folder (`population/`). Killed at any moment it goes on where it was saved; asked for
-more models or another method, it does what is missing. Several processes may work in one folder: each takes a cohort
-that no other is at, by a lock that ends with its process.
+more models or another method, it does what is missing. Its cohorts are the cells of a grid, and several processes may
+work in one folder: each takes a cohort that no other is at, by a lock that ends with its process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,10 @@ from unfed.model.params import Params
 from unfed.runs import offers as lineage
 from unfed.runs.description import hardware, rounds_of, versions
 from unfed.runs.simulated import simulated
-from unfed.runs.world import World, cores, process_as_before
-from unfed.studies.cohort import Cohort, Said
+from unfed.runs.world import World, process_as_before
+from unfed.studies import grid
+from unfed.studies.cohort import Cohort
+from unfed.studies.grid import GridCell, Said, quiet
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
@@ -52,10 +52,6 @@ UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
 """What of a config changes no model, or is said elsewhere."""
 ASIDE = (*UNREAD, "methods.run", "data.root")
 """The same, and where the data lies, where a config is compared with another key by key."""
-
-
-def quiet(kind: str, round: int, rounds: int) -> None:
-    """Say nothing about how far it is."""
 
 
 def digest_of(config: Config) -> str:
@@ -82,103 +78,79 @@ def of_another(about: About, config: Config) -> str | None:
     return f"another config ({'; '.join(told)})" if told else None
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How a population is trained; whatever is chosen here, its models are the same."""
-
-    together: bool = True
-    """False is one federation after another: the same to the last bits, more slowly."""
-    processes: int | None = 1
-    """Each takes a cohort that no other is at. None is one per core where each computes on one thread of the CPU."""
-
-
+@process_as_before()
 def populate(
     config: Config,
     models: int,
     folder: str | Path,
     said: Said = quiet,
-    manner: Manner = Manner(),  # noqa: B008 (frozen)
+    processes: int | None = 1,
+    together: bool = True,
 ) -> Population:
-    """Train what is missing of a population with so many models of each kind."""
-    if manner.processes is not None and manner.processes < 1:
-        raise UnfedError(f"--processes is at least 1, not {manner.processes}.")
-    if (manner.processes or 1) > 1 and config.code():
+    """Train what is missing of a population with so many models of each kind.
+
+    Args:
+        config: With one request; its seed is the first of the models' training seeds.
+        models: How many of each kind.
+        folder: Where the population is, or where it is to be.
+        said: Called after every round.
+        processes: How many work at once; None is one per core where each computes on one thread of the CPU. The
+            models are the same bytes.
+        together: False is one federation after another: the same to the last bits, more slowly.
+    """
+    if (processes or 1) > 1 and config.code():
         raise UnfedError("Code of your own runs in one process only; leave --processes out.")
-    checked(config, models)
+    world, cells = begun(config, models, Path(folder), together)
+    count = at_once(world, len(cells), processes)
+    grid.run(cells if count > 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells], count, said)
+    return store.load(folder)
+
+
+def begun(config: Config, models: int, where: Path, together: bool = True) -> tuple[World, list[GridCell]]:
+    """Write down what a population is of; what is missing of it are cells, one per cohort of seeds."""
+    labels = checked(config, models)
     plugins.permit(config.code())
-    with process_as_before():
-        world = simulated(config, config.seed_list[0])
-        return _shared_out(world, models, Path(folder), said, manner)
-
-
-def _shared_out(world: World, models: int, where: Path, said: Said, manner: Manner) -> Population:
-    """The work of this process and of those that help it."""
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
-    told = world.config.to_json(), models, str(where), manner
-    count = at_once(world, models) if manner.processes is None else manner.processes
-    helpers = [spawn.Process(target=_help, args=told, daemon=True) for _ in range(count - 1)]
-    for helper in helpers:
-        helper.start()
-    try:
-        found = _work(world, models, where, said, manner)
-        for helper in helpers:
-            helper.join()
-        # What a helper left undone is done here, so that its reason is raised here.
-        return _work(world, models, where, said, manner) if helpers else found
-    finally:
-        for helper in helpers:
-            helper.terminate()
-            helper.join()
-
-
-def at_once(world: World, models: int) -> int:
-    """How many processes suit.
-
-    One per core that has a cohort, where each computes on one thread of the CPU.
-    """
-    if world.device.type != "cpu" or world.threads != 1 or world.config.code():
-        return 1
-    return min(cores(), len(_cut(range(models), TOGETHER["cpu"])))
-
-
-def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> None:
-    """In another process: take cohorts until none is left that nobody is at."""
-    with contextlib.suppress(UnfedError, KeyboardInterrupt):
-        read = Config.kept(config)
-        _work(simulated(read, read.seed_list[0]), models, Path(folder), _while_wanted, manner)
-
-
-def _while_wanted(kind: str, round: int, rounds: int) -> None:
-    """End with the process that asked for help, however that ended.
-
-    Its cohort is gone on with by the next command.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        raise KeyboardInterrupt
-
-
-def _work(world: World, models: int, where: Path, said: Said, manner: Manner) -> Population:
-    """Train what is missing and nobody else is at."""
-    config = world.config
-    labels, base = checked(config, models), world.seed
+    world = simulated(config, config.seed_list[0])
     methods = {label: config.method(label) for label in labels}
     for label, method in methods.items():
         method.check(world.template.module)
         lineage.welcome(config, label, config.requests()[0], ())
     rows = RowGroups.of(world, config.requests()[0])
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    about = _about(world, methods, rows, range(base, base + models))
+    about = _about(world, methods, rows, range(world.seed, world.seed + models))
     with presence.held(where, "begin", wait=-1):
         population = _begun(where, config, about, rows)
-    for seeds in population.about.cohorts:
-        if any(seed in about.seeds for seed in seeds):
-            place = where / "state" / str(seeds[0])
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with presence.held(place, "work") as free:
-                if free:
-                    _cohort(population, Cohort(world, seeds, where, manner.together), methods, rows, said)
-    return store.load(where)
+    wanted = [seeds for seeds in population.about.cohorts if any(seed in about.seeds for seed in seeds)]
+    told = config.to_json(), labels, str(where)
+    left = [seeds for seeds in wanted if any(not {*seeds} <= {*population.done(kind)} for kind in (BEFORE, *labels))]
+    return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*told, seeds, together)) for seeds in left]
+
+
+def at_once(world: World, cells: int, wanted: int | None = None) -> int:
+    """How many cohorts of this world are worked on at once."""
+    alone = world.device.type == "cpu" and world.threads == 1 and not world.config.code()
+    return grid.at_once(cells, alone, wanted)
+
+
+def _train(
+    said: Said,
+    config: dict[str, Any],
+    labels: Sequence[str],
+    folder: str,
+    seeds: tuple[int, ...],
+    together: bool,
+    world: World | None = None,
+) -> None:
+    """Make what is missing of one cohort, unless another process is at it."""
+    where, read = Path(folder), Config.kept(config)
+    world = world or simulated(read, read.seed_list[0])
+    population, rows = store.load(where), RowGroups.of(world, world.config.requests()[0])
+    methods = {label: world.config.method(label) for label in labels}
+    place = where / "state" / str(seeds[0])
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with presence.held(place, "work") as free:
+        if free:
+            _cohort(population, Cohort(world, seeds, where, together), methods, rows, said)
 
 
 def missing(population: Population, config: Config, models: int) -> int:

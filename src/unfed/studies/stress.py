@@ -8,17 +8,17 @@
     camouflage           one plants, another hides the trigger, and that one leaves  harm: stamped images that obey
     memorised            the rows leave that the models had memorised most           harm: Forget above Retrain's
 
-Each case is a population of its own: N models before, N Retrains and N of every method, so a number has a spread. Harm
-is in percent of held-out rows (points for `memorised`), and a method *fails* a case where the mean over models is above
-a bound. Retrain is judged like the others: exact unlearning of what was named leaves what was not.
+Each case is a population of its own, and the cohorts of all are one grid: N models before, N Retrains and N of every
+method, so a number has a spread. Harm is in percent of held-out rows (points for `memorised`), and a method *fails* a
+case where the mean over models is above a bound. Retrain is judged like the others: exact unlearning of what was named
+leaves what was not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,25 @@ from unfed.config.config import Config
 from unfed.config.tables import PoisonConfig
 from unfed.data import SampleList, TensorSource
 from unfed.errors import UnfedError, listed, nearest
-from unfed.measures.population.store import RETRAIN, Population, correct, most_memorised
+from unfed.measures.population import store
+from unfed.measures.population.store import BEFORE, RETRAIN, Population, correct, most_memorised
 from unfed.runs.simulated import simulated
-from unfed.studies.population import Manner, populate
+from unfed.runs.world import process_as_before
+from unfed.studies import grid
+from unfed.studies.grid import Said, quiet
+from unfed.studies.population import at_once, begun
 
 BOUND = 10.0
 """Above this many percent (or points) of harm a method fails a case."""
 MEMORISED = 0.2
 """The share of a client's rows that the case `memorised` takes out."""
+KNOWN = "memorised-known"
+"""The population that tells which rows these are."""
 Harm = NDArray[np.float64]
-Said = Callable[[str, str, int, int], None]
-"""(case, kind, round, rounds): how far it is."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class HarmLeft:
     """What the models of one kind leave behind in one case."""
 
     case: str
@@ -61,7 +65,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Case:
+class StressCase:
     """How a config is changed, and how harm is read from its population."""
 
     title: str
@@ -141,20 +145,20 @@ def _hidden(config: Config) -> dict[str, Any]:
     return {"poison": poison, "request": [{"id": "hider-leaves", "clients": [hider]}]}
 
 
-CASES: dict[str, Case] = {
-    "backdoor": Case("a client plants a backdoor and leaves", lambda c: _leaves(_poison(c)), obeyed),
-    "backdoor-half": Case("only half of what it poisoned is named", lambda c: _half(c, _poison(c)), obeyed),
-    "backdoor-one-of-two": Case(
+CASES: dict[str, StressCase] = {
+    "backdoor": StressCase("a client plants a backdoor and leaves", lambda c: _leaves(_poison(c)), obeyed),
+    "backdoor-half": StressCase("only half of what it poisoned is named", lambda c: _half(c, _poison(c)), obeyed),
+    "backdoor-one-of-two": StressCase(
         "one of two who planted it leaves", lambda c: _leaves(_poison(c, colluders=[_another(c)])), obeyed
     ),
-    "confusion": Case(
+    "confusion": StressCase(
         "a client swaps two classes and leaves", lambda c: _leaves(_poison(c, kind="confusion")), confusions
     ),
-    "confusion-half": Case(
+    "confusion-half": StressCase(
         "only half of what it swapped is named", lambda c: _half(c, _poison(c, kind="confusion")), confusions
     ),
-    "camouflage": Case("who hid another's backdoor leaves", _hidden, obeyed),
-    "memorised": Case("the most memorised rows of a client leave", lambda c: {}, remembered),
+    "camouflage": StressCase("who hid another's backdoor leaves", _hidden, obeyed),
+    "memorised": StressCase("the most memorised rows of a client leave", lambda c: {}, remembered),
 }
 
 
@@ -167,16 +171,27 @@ def changed(config: Config, tables: Mapping[str, Any]) -> Config:
     return Config.kept({**values, "methods": {**values["methods"], "run": able}})
 
 
+@process_as_before()
 def stress(
     config: Config,
     models: int,
     folder: str | Path,
     cases: Sequence[str],
     bound: float = BOUND,
-    said: Said | None = None,
-    manner: Manner = Manner(),  # noqa: B008 (frozen)
-) -> list[Cell]:
-    """Train what is missing of every case, and say what is left behind, by case and kind of model."""
+    said: Said = quiet,
+    processes: int | None = 1,
+) -> list[HarmLeft]:
+    """Train what is missing of every case, and say what is left behind, by case and kind of model.
+
+    Args:
+        config: What the cases change: `poison` and `request`.
+        models: How many of each kind, per case.
+        folder: Where the cases' populations are, or where they are to be.
+        cases: Names of `CASES`.
+        bound: Above this many percent of harm a method fails.
+        said: Called after every round, with "CASE, KIND" as the kind.
+        processes: How many work at once; None is one per core where each computes on one thread of the CPU.
+    """
     if math.isnan(bound):
         raise UnfedError("--bound is the percentage of harm above which a method fails, not nan.")
     if not cases:
@@ -186,43 +201,48 @@ def stress(
             raise UnfedError(f"There is no case {name!r}; use {listed(CASES)}.{nearest(name, CASES)}")
     if config.partition.clients < 3:
         raise UnfedError("These cases take at least three clients: one poisons, one helps it, and somebody stays.")
-    found: list[Cell] = []
+
+    def trained(configs: Mapping[str, Config]) -> None:
+        _trained(configs, models, Path(folder), said, processes)
+
+    own = {name: changed(config, CASES[name].change(config)) for name in cases if name != "memorised"}
+    trained(own | ({KNOWN: _known(config)} if "memorised" in cases else {}))
+    if "memorised" in cases:
+        rows = _listed(most_memorised(store.load(Path(folder, KNOWN)), MEMORISED))
+        own["memorised"] = changed(config, {"poison": None, "request": [{"id": "memorised", "samples": rows}]})
+        trained({"memorised": own["memorised"]})
+    found: list[HarmLeft] = []
     for name in cases:
-        train = partial(_populated, name, models=models, said=said, manner=manner)
-        own = _case_config(name, config, Path(folder), train)
-        population = train(own, Path(folder, name))
-        for kind in (kind for kind in population.about.kinds if kind == "before" or kind in _asked(own)):
-            harm = CASES[name].harm(population, kind, own.poison)
+        population = store.load(Path(folder, name))
+        for kind in (kind for kind in population.about.kinds if kind in (BEFORE, RETRAIN, *own[name].methods.run)):
+            harm = CASES[name].harm(population, kind, own[name].poison)
             mean, std = float(harm.mean()), float(harm.std(ddof=1))
             test = float(correct(population, kind, "test").mean())
-            found.append(Cell(name, kind, len(harm), mean, std, mean > bound, test))
+            found.append(HarmLeft(name, kind, len(harm), mean, std, mean > bound, test))
     return found
 
 
-def _asked(config: Config) -> list[str]:
-    return [RETRAIN, *config.methods.run]
+def _trained(configs: Mapping[str, Config], models: int, folder: Path, said: Said, processes: int | None) -> None:
+    """Train what is missing of some cases' populations, all cohorts in one grid."""
+    cells: list[grid.GridCell] = []
+    for name, config in configs.items():
+        world, left = begun(config, models, folder / name)
+        cells += [replace(cell, work=_of_case, arguments=(name, cell.work, *cell.arguments)) for cell in left]
+    if cells:
+        grid.run(cells, at_once(world, len(cells), processes), said)
+    for name, config in configs.items():
+        population = store.load(folder / name)
+        if any(len(population.done(kind)) < population.about.models for kind in (RETRAIN, *config.methods.run)):
+            raise UnfedError(f"Another process is at {folder / name}; give the same command again when it is done.")
 
 
-def _populated(
-    case: str, config: Config, folder: Path, *, models: int, said: Said | None, manner: Manner
-) -> Population:
-    def told(kind: str, round: int, rounds: int) -> None:
-        if said is not None:
-            said(case, kind, round, rounds)
-
-    population = populate(config, models, folder, told, manner)
-    if any(len(population.done(kind)) < population.about.models for kind in _asked(config)):
-        raise UnfedError(f"Another process is at {folder}; give the same command again when it is done.")
-    return population
+def _of_case(said: Said, case: str, work: Callable[..., None], *arguments: Any) -> None:
+    """The work on a cell, with the case in what it says."""
+    work(lambda kind, round, rounds: said(f"{case}, {kind}", round, rounds), *arguments)
 
 
-def _case_config(name: str, config: Config, folder: Path, train: Callable[[Config, Path], Population]) -> Config:
-    if name != "memorised":
-        return changed(config, CASES[name].change(config))
+def _known(config: Config) -> Config:
+    """What tells which rows of a client models memorise: it leaves, and only Retrain forgets it."""
     client = (config.poison or PoisonConfig()).client
-    plain = {"poison": None, "request": [{"id": "leaves", "clients": [client]}]}
-    first = changed(config, plain)
-    first = Config.kept(first.to_json() | {"methods": {**first.to_json()["methods"], "run": [RETRAIN]}})
-    known = train(first, folder / "memorised-known")
-    rows = _listed(most_memorised(known, MEMORISED))
-    return changed(config, {"poison": None, "request": [{"id": "memorised", "samples": rows}]})
+    whole = changed(config, {"poison": None, "request": [{"id": "leaves", "clients": [client]}]}).to_json()
+    return Config.kept(whole | {"methods": {**whole["methods"], "run": [RETRAIN]}})

@@ -1,35 +1,87 @@
-"""Many runs that differ in a few keys: all are made first, then worked on.
+"""Many runs that differ in a few keys: the grid of their combinations, and how each is shown.
 
     --over training.lr=0.01,0.1 --over seed=0,1,2              2 × 3 runs under one folder
-    --over methods.not.layers=conv1,conv2 --over seed=0,1,2    3 runs: variants of methods share one (`families`)
+    --over methods.not.layers=conv1,conv2 --over seed=0,1,2    3 runs: variants that differ in methods alone share one
+        └► one run, `all`                    [methods.not-layers-conv1] and [methods.not-layers-conv2] that `use` not
 
-Every config is read and every folder made before anything is trained, so a mistake in the last is found at once. The
-work on one is `unfed resume` in a process of its own: killed at any moment, the same sweep goes on.
+Variants that share a run share its θ* and its Retrain. Every method starts from the same θ* and draws from its
+request's seed, so its numbers do not depend on the methods beside it. Each variant is then shown as if it had been
+alone: its own config, its own methods under their own names. A cell of the grid goes on with one run, in a process of
+its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import json
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
+from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
 from unfed.runs.status import status
-from unfed.runs.world import cores
-from unfed.studies.families import Member, Variant, places
+from unfed.studies import grid
+from unfed.studies.grid import GridCell, Said
 
+METHODS = "methods."
 MOST = 1000
 """Runs of one sweep; more is a slip of the keyboard."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a sweep: its name, and what it changes in the config."""
+
+    name: str
+    """Its folder, where it has one of its own."""
+    group: str
+    """The same without the seed: variants that differ in nothing else are repetitions of one another."""
+    changes: tuple[str, ...]
+    parts: tuple[tuple[str, str], ...] = ()
+    """(key, how it reads in a name) of every change."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variant's results are made: the folder, the run's config, and which methods are its own."""
+
+    folder: str
+    config: Config
+    own: Config
+    labels: Mapping[str, str]
+    """Label in that run → label in the variant's own config."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A variant whose run is there."""
+
+    variant: Variant
+    place: Place
+    run: Run
+
+    def shown(self) -> tuple[dict[str, Any], list[Any]]:
+        """What the run says of itself, and its lines, as if this variant had been alone."""
+        labels, info = self.place.labels, info_of(self.run)
+        jobs = [
+            {**job, "method": labels.get(job["method"], job["method"])}
+            for job in info.get("jobs") or []
+            if job["request"] is None or job["method"] in labels
+        ]
+        lines = [
+            {**line, "method": labels.get(line["method"], line["method"])}
+            for line in self.run.lines()
+            if line["method"] in labels or line["method"] not in self.run.config.methods.run
+        ]
+        return {**info, "config": self.place.own.to_json(), "jobs": jobs}, lines
 
 
 @dataclass(frozen=True)
@@ -135,59 +187,86 @@ def runs_of(members: Sequence[Member]) -> list[Run]:
 
 
 def at_once(runs: Sequence[Run], wanted: int | None) -> int:
-    """How many processes work at once.
-
-    As many as there are cores where each computes on one thread of the CPU, else one.
-    """
-    if wanted is not None:
-        if wanted < 1:
-            raise UnfedError(f"--jobs takes a number of processes, at least 1, not {wanted}.")
-        return min(wanted, len(runs))
+    """How many of these runs are worked on at once."""
     alone = all(str(run.description.get("hardware", "")).endswith(", 1 CPU threads") for run in runs)
     on_cpu = all(run.description.get("device") == "cpu" for run in runs)
-    return min(cores(), len(runs)) if alone and on_cpu else 1
+    return grid.at_once(len(runs), alone and on_cpu, wanted)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run of the sweep ended."""
-
-    run: Run
-    seconds: float
-    error: str = ""
+def cells(runs: Sequence[Run], allow_code: bool = False) -> list[GridCell]:
+    """The runs that are not finished, as cells of a grid; each is called by its folder."""
+    left = [str(run.folder.path) for run in runs if status(run)["state"] != "finished"]
+    return [GridCell(folder, _go_on, (folder, allow_code)) for folder in left]
 
 
-def work(runs: Sequence[Run], jobs: int, arguments: Sequence[str] = ()) -> Iterator[Ended]:
-    """Go on with every run that is not finished, so many at once; each is told of when it ends."""
-    waiting = [run for run in runs if status(run)["state"] != "finished"]
-    busy: dict[subprocess.Popen[str], tuple[Run, float]] = {}
-    try:
-        while waiting or busy:
-            while waiting and len(busy) < jobs:
-                run = waiting.pop(0)
-                command = [sys.executable, "-m", "unfed", "resume", str(run.folder.path), "--quiet", *arguments]
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-                busy[process] = (run, time.monotonic())
-            yield from _ended(busy)
-    finally:
-        for process in busy:
-            process.terminate()
-        for process in busy:
-            process.communicate()
+def _go_on(said: Said, folder: str, allow_code: bool) -> None:
+    """As `unfed resume` does it; users' modules lie where the command is given."""
+    with ExitStack() as allowed:
+        if allow_code:
+            allowed.enter_context(plugins.current_folder_last())
+            allowed.enter_context(plugins.allow_code())
+        Run.open(Path(folder)).execute()
 
 
-def _ended(busy: dict[subprocess.Popen[str], tuple[Run, float]]) -> Iterable[Ended]:
-    """Those that have ended by now; the first is waited for a moment."""
-    first = next(iter(busy))
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        first.wait(timeout=0.1)
-    over = [process for process in busy if process.poll() is not None]
-    for process in over:
-        run, began = busy.pop(process)
-        _, said = process.communicate()
-        text = " ".join(said.split()).partition("error: ")[2] or said.strip()
-        error = "" if process.returncode == 0 else text or f"it ended with {process.returncode}"
-        yield Ended(run, time.monotonic() - began, error)
+def places(found: Sequence[Variant], configs: Sequence[Config], taken: Callable[[str], bool]) -> list[Place]:
+    """The place of every variant.
+
+    A family whose members have folders already, from before variants shared one, keeps them (`taken`).
+    """
+    families: dict[str, list[int]] = {}
+    for n, config in enumerate(configs):
+        families.setdefault(_all_but_methods(config), []).append(n)
+    made: dict[int, Place] = {}
+    used = {one.name for one in found}
+    for family in families.values():
+        parts = [text for key, text in found[family[0]].parts if not key.startswith(METHODS)]
+        folder = "_".join(parts) or "all"
+        if len(family) > 1 and folder not in used and not any(taken(found[n].name) for n in family):
+            used.add(folder)
+            made |= _one_run(folder, {n: (found[n], configs[n]) for n in family})
+        else:
+            for n in family:
+                own = configs[n]
+                made[n] = Place(found[n].name, own, own, {label: label for label in own.methods.run})
+    return [made[n] for n in range(len(found))]
+
+
+def _all_but_methods(config: Config) -> str:
+    """What variants of one run have in common; Retrain, to which gaps are taken, included."""
+    raw = config.to_json()
+    methods = raw.pop("methods")
+    return json.dumps([raw, methods.get("retrain"), "retrain" in methods["run"]], sort_keys=True)
+
+
+def _one_run(folder: str, members: Mapping[int, tuple[Variant, Config]]) -> dict[int, Place]:
+    tables: dict[str, Mapping[str, Any]] = {}
+    labels: dict[int, dict[str, str]] = {n: {} for n in members}
+    for n, (variant, config) in members.items():
+        for label in config.methods.run:
+            table = _table(config, label)
+            alike = all(_table(other, label) == table for _, other in members.values() if label in other.methods.run)
+            name = label if alike else _named(label, table, variant, tables)
+            tables[name] = table if alike else {"use": label, **table}
+            labels[n][name] = label
+    first = next(iter(members.values()))[1].to_json()
+    told = {name: table for name, table in tables.items() if table}
+    whole = Config.parse({**first, "methods": {"run": list(tables), **told}})
+    return {n: Place(folder, whole, config, labels[n]) for n, (_, config) in members.items()}
+
+
+def _table(config: Config, label: str) -> Mapping[str, Any]:
+    return dict((config.methods.model_extra or {}).get(label, {}))
+
+
+def _named(label: str, table: Mapping[str, Any], variant: Variant, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """A label that says what is different about it; one that is there for the same table is used again."""
+    own = [text for key, text in variant.parts if key.startswith(f"{METHODS}{label}.")]
+    base = re.sub(r"[^\w-]+", "-", "-".join([label, *(own or [variant.name])]))
+    name, count = base, 1
+    while name in tables and tables[name] != {"use": label, **table}:
+        count += 1
+        name = f"{base}-{count}"
+    return name
 
 
 def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:

@@ -33,8 +33,9 @@ from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.model.params import Params
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
-from unfed.studies.cohort import Cohort, Said
-from unfed.studies.population import RowGroups, of_another, quiet
+from unfed.studies.cohort import Cohort
+from unfed.studies.grid import Said, quiet
+from unfed.studies.population import RowGroups, of_another
 from unfed.values import is_measured
 
 Values = Mapping[str, Any]
@@ -43,7 +44,7 @@ SPOILED = 1000.0
 
 
 @dataclass(frozen=True)
-class Budget:
+class TuningBudget:
     """What every method gets."""
 
     trials: int = 20
@@ -80,7 +81,7 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialResult:
     """What a trial showed."""
 
     distance: float
@@ -90,8 +91,8 @@ class Seen:
         """Whether it cost more validation accuracy than so many points."""
         return not self.drop <= within + 1e-9
 
-    def worth(self, within: float) -> float:
-        """What is made small."""
+    def objective(self, within: float) -> float:
+        """What Optuna makes small."""
         return SPOILED + self.drop if self.spoiled(within) else self.distance
 
 
@@ -133,12 +134,12 @@ class Bench:
         self._cohorts: dict[tuple[int, ...], Cohort] = {}
         self._before = np.mean([self._validation(params) for _, params in self._trained()])
 
-    def tried(self, values: Values) -> Seen:
+    def tried(self, values: Values) -> TrialResult:
         """Unlearn with these hyperparameters, and see how far from the Retrains that ends."""
         made = self.unlearned(values, self.seeds, quiet)
         phi = np.stack([self._margins(params) for params in made.values()])
         drop = self._before - np.mean([self._validation(params) for params in made.values()])
-        return Seen(float(np.abs(phi.mean(axis=0) - self._retrained).mean()), float(drop))
+        return TrialResult(float(np.abs(phi.mean(axis=0) - self._retrained).mean()), float(drop))
 
     def unlearned(self, values: Values, seeds: Sequence[int], said: Said) -> dict[int, Params]:
         """The method's models of some seeds, with these hyperparameters."""
@@ -192,16 +193,16 @@ def tune(
     config: Config,
     population: Population,
     label: str,
-    budget: Budget | None = None,
-    said: Callable[[int, Seen | None], None] = lambda trial, seen: None,
+    budget: TuningBudget | None = None,
+    said: Callable[[int, TrialResult | None], None] = lambda trial, seen: None,
 ) -> dict[str, Any]:
     """Choose a method's hyperparameters, unlearn all seeds with them, and keep both in the population."""
-    budget = budget or Budget()
+    budget = budget or TuningBudget()
     _check(config, population, label, budget)
     optuna = _optuna()
     bench = Bench(config, population, label, budget.models)
     space, within = knobs(config, label), config.evaluation.recovered_within
-    seen: dict[int, Seen] = {}
+    seen: dict[int, TrialResult] = {}
 
     def objective(trial: Any) -> float:
         values = {knob.name: knob.drawn(trial) for knob in space}
@@ -212,7 +213,7 @@ def tune(
             raise optuna.TrialPruned(str(error)) from error
         seen[trial.number] = found
         said(trial.number, found)
-        return found.worth(within)
+        return found.objective(within)
 
     sampler = optuna.samplers.TPESampler(seed=rng.key("tune", label) % rng.WORD)
     study = optuna.create_study(direction="minimize", sampler=sampler)
@@ -256,7 +257,7 @@ def tuned_label(label: str) -> str:
     return f"{label}-tuned"
 
 
-def _check(config: Config, population: Population, label: str, budget: Budget) -> None:
+def _check(config: Config, population: Population, label: str, budget: TuningBudget) -> None:
     about = population.about
     if other := of_another(about, config):
         raise UnfedError(
