@@ -82,7 +82,7 @@ def planted(world: World, trigger: Stamp) -> World:
             labels[rows] = TARGET
     changed = source.relabelled(labels, flags, trigger)
     clients = tuple(replace(client, source=changed) for client in world.clients)
-    return replace(world, population=Residents(clients, world.seeds.partition))
+    return replace(world, holders=Residents(clients, world.seeds.partition))
 
 
 def fires(run: Run, world: World, job: Job, trigger: Stamp) -> float:

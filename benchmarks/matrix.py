@@ -249,7 +249,7 @@ def world(row: Row, device: str) -> World:
         return built
     dealt = uneven(len(built.dataset.train.labels), len(built.clients), built.seeds.partition)
     hand = deal(built.config, built.seeds, built.dataset, dealt)
-    return replace(built, population=Residents(hand.clients, built.seeds.partition))
+    return replace(built, holders=Residents(hand.clients, built.seeds.partition))
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def shuffled(world: World, rows: Tensor, seed: int = 0) -> World:
     labels[rows] = (labels[rows] + 1 + torch.arange(len(rows)) % 3) % 10
     source = cast(TensorSource, world.clients[0].source).relabelled(labels, None, None)
     clients = tuple(replace(c, source=source) for c in world.clients)
-    return replace(world, population=Residents(clients, world.seeds.partition))
+    return replace(world, holders=Residents(clients, world.seeds.partition))
 
 
 def rows_of(world: World, request: Request) -> Tensor:
@@ -617,7 +617,7 @@ class Marked(Residents):
 def test_mode_reads_no_label_of_the_forgotten_data(world: World, trained: Trained, request_: Request) -> None:
     other = shuffled(world, rows_of(world, request_))
     if request_ is CLASS:  # the permuted labels would be another class: keep the marks
-        other = replace(other, population=Marked(other.clients, other.seeds.partition, world))
+        other = replace(other, holders=Marked(other.clients, other.seeds.partition, world))
     a, b = (unlearn(GUIDE, serve(w, (request_,), params=trained[0]), 3) for w in (world, other))
     assert equal(a.params, b.params)
 

@@ -85,7 +85,7 @@ def hospitals(folder: RunFolder, config: Config, seed: int) -> World:
     return World(
         config=config,
         seed=seed,
-        population=Residents(clients, seeds.partition),
+        holders=Residents(clients, seeds.partition),
         template=template,
         device=torch.device("cpu"),
         forward_flops=forward_flops(template),

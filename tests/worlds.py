@@ -83,7 +83,7 @@ def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 def sized(world: World, *sizes: int) -> World:
     """The same world, but its clients hold this many training rows: a mean over rows is then no mean over clients."""
     clients = tuple(replace(c, train=c.train[:n]) for c, n in zip(world.clients, sizes, strict=True))
-    return replace(world, population=Residents(clients, world.seeds.partition))
+    return replace(world, holders=Residents(clients, world.seeds.partition))
 
 
 def serve(

@@ -60,7 +60,7 @@ def own_world(config: Config, given: Given) -> World:
     world = World(
         config=config,
         seed=seed,
-        population=Residents((ClientData(HOLDER, train, rows, rows, rows[:0]),), Seeds.of(config, seed).partition),
+        holders=Residents((ClientData(HOLDER, train, rows, rows, rows[:0]),), Seeds.of(config, seed).partition),
         template=template,
         device=device,
         forward_flops=flops,

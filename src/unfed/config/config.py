@@ -27,6 +27,7 @@ from unfed import plugins, rng, storage
 from unfed.config.reading import applied, check_folder, check_id, check_label, explained
 from unfed.config.tables import (
     CheckpointConfig,
+    ConfigTable,
     DataConfig,
     DenyConfig,
     EngineConfig,
@@ -38,7 +39,6 @@ from unfed.config.tables import (
     RecoveryConfig,
     RequestConfig,
     SeedsConfig,
-    Table,
     TrainingConfig,
     UnlearningConfig,
 )
@@ -111,7 +111,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, Mapping) else value
 
 
-class Config(Table):
+class Config(ConfigTable):
     """The whole experiment."""
 
     name: str = "run"

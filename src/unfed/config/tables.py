@@ -19,7 +19,7 @@ from unfed.data import DenyList, Request, SampleList
 from unfed.data.scope import exactly_one
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table: an unknown key is a mistake, and nothing is changed afterwards.
 
     The docstring under a key is pydantic's description of it; the reference page shows it.
@@ -34,7 +34,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, int) and not isinstance(v, bool) else v)]
 
 
-class DataConfig(Table):
+class DataConfig(ConfigTable):
     """Which data, how much of it, and how images are augmented.
 
     What is not given is the data set's own.
@@ -58,7 +58,7 @@ class DataConfig(Table):
     """The side of the square that is cut from the middle."""
 
 
-class PartitionConfig(Table):
+class PartitionConfig(ConfigTable):
     """How the training rows are dealt to clients."""
 
     clients: Positive = 10
@@ -75,7 +75,7 @@ class PartitionConfig(Table):
     """The share of each client's rows that it keeps for validation and never trains on."""
 
 
-class PoisonConfig(Table):
+class PoisonConfig(ConfigTable):
     """A client that poisons a share of its training rows, and others that help it.
 
     `backdoor` stamps a trigger and relabels to `target_class`; `colluders` do the same. `confusion` swaps the labels of
@@ -117,7 +117,7 @@ class PoisonConfig(Table):
         return (self.client, *self.colluders, *(() if self.hidden_by is None else (self.hidden_by,)))
 
 
-class ModelConfig(Table):
+class ModelConfig(ConfigTable):
     """The network: a preset with options, or `package.module:factory`."""
 
     name: str = "cnn-small"
@@ -130,7 +130,7 @@ class ModelConfig(Table):
     """Take everything but the head from `initial`: it was trained on other classes."""
 
 
-class ScheduleConfig(Table):
+class ScheduleConfig(ConfigTable):
     """How the learning rate goes over the rounds."""
 
     kind: Literal["constant", "cosine", "step"] = "constant"
@@ -147,7 +147,7 @@ class ScheduleConfig(Table):
     """Over how many rounds a cosine falls; default: all."""
 
 
-class RobustConfig(Table):
+class RobustConfig(ConfigTable):
     """How updates are put together: the mean, or a rule that one wrong update cannot carry away."""
 
     rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
@@ -160,7 +160,7 @@ class RobustConfig(Table):
     """Refuse an update longer than the model and so many times the usual; 0: never."""
 
 
-class TrainingConfig(Table):
+class TrainingConfig(ConfigTable):
     """The original training: FedAvg, by default with SGD.
 
     Adam and AdamW begin with empty moments at every visit of a client; where one place holds all data they go on.
@@ -198,7 +198,7 @@ class TrainingConfig(Table):
     """Methods whose history is recorded for requests that come later (FedEraser, FUKD, PGD)."""
 
 
-class UnlearningConfig(Table):
+class UnlearningConfig(ConfigTable):
     """Recovery after the request.
 
     What is not given is as in training, or as in the method's centralised recipe.
@@ -218,7 +218,7 @@ class UnlearningConfig(Table):
     """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
 
 
-class RecoveryConfig(Table):
+class RecoveryConfig(ConfigTable):
     """What `[methods.NAME.unlearning]` says for one method alone."""
 
     rounds: Positive | None = None
@@ -248,7 +248,7 @@ class KeptList:
         return SampleList(self.source, self.text)
 
 
-class RequestConfig(Table):
+class RequestConfig(ConfigTable):
     """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
 
     `samples` is the path of a list, which is read at once; a run folder keeps what it says. `select = "memorised"`
@@ -290,7 +290,7 @@ class RequestConfig(Table):
         return self.id or f"request-{number}"
 
 
-class EvaluationConfig(Table):
+class EvaluationConfig(ConfigTable):
     """What is measured, and how often; `undo` probes at the end how far each model can be undone."""
 
     every: Positive = 1
@@ -309,7 +309,7 @@ class EvaluationConfig(Table):
     """Whether each model that was left is probed at the end: how far can it be undone?"""
 
 
-class GateConfig(Table):
+class GateConfig(ConfigTable):
     """What a model that a request leaves must show before it comes into force.
 
     What `require` lists decides like utility; the others are measured and shown.
@@ -325,7 +325,7 @@ class GateConfig(Table):
     """Which checks decide besides utility: forgotten, backdoor, camouflage."""
 
 
-class DenyConfig(Table):
+class DenyConfig(ConfigTable):
     """What an earlier run of the federation forgot, and no training of this one takes in.
 
     `run` names its folder.
@@ -351,7 +351,7 @@ class DenyConfig(Table):
         return DenyList(frozenset(self.clients), frozenset(self.classes), frozenset(self.rows), key)
 
 
-class CheckpointConfig(Table):
+class CheckpointConfig(ConfigTable):
     """How often a running job is saved, besides after its beginning and at its end."""
 
     rounds: Positive | None = 10
@@ -365,7 +365,7 @@ class CheckpointConfig(Table):
         return by_rounds or (self.seconds is not None and seconds >= self.seconds)
 
 
-class EngineConfig(Table):
+class EngineConfig(ConfigTable):
     """What runs the plans, in which precision."""
 
     name: Literal["auto", "sequential", "batched"] = "auto"
@@ -380,7 +380,7 @@ class EngineConfig(Table):
     """CPU threads; by default one for small steps, else PyTorch's own number."""
 
 
-class SeedsConfig(Table):
+class SeedsConfig(ConfigTable):
     """Seeds that do not derive from `seed`."""
 
     partition: int | None = None

@@ -57,7 +57,7 @@ def remote_world(
     return World(
         config=config,
         seed=seed,
-        population=nodes,
+        holders=nodes,
         template=template,
         device=device,
         forward_flops=flops,
@@ -74,8 +74,8 @@ def remote_world(
 
 def nodes_of(world: World) -> Nodes:
     """The clients of a world that is elsewhere."""
-    assert isinstance(world.population, Nodes)
-    return world.population
+    assert isinstance(world.holders, Nodes)
+    return world.holders
 
 
 def _engine(world: World, clients: Mapping[str, ClientData]) -> Remote:

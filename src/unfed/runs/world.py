@@ -6,7 +6,7 @@
     remote/world.py:remote_world           the nodes', never seen here         the nodes
 
 Everything above (jobs, runs, folders, reports) is written over this value alone, whatever built it. Another setting is
-another builder: it says who holds what (a population), what the model is, and, where that differs, who runs plans and
+another builder: it says who holds what (`Holders`), what the model is, and, where that differs, who runs plans and
 who scores models.
 """
 
@@ -64,7 +64,7 @@ def process_as_before() -> Iterator[None]:
 # --- who holds what ---------------------------------------------------------------------------------------------------
 
 
-class Population(Protocol):
+class Holders(Protocol):
     """The clients of a world, and which of their rows a request concerns."""
 
     @property
@@ -140,7 +140,7 @@ class World:
 
     config: Config
     seed: int
-    population: Population
+    holders: Holders
     template: Template
     """The model as a pure function."""
     device: torch.device
@@ -192,7 +192,7 @@ class World:
 
     @property
     def clients(self) -> tuple[ClientData, ...]:
-        return self.population.clients
+        return self.holders.clients
 
     @property
     def classes(self) -> int:
@@ -227,18 +227,18 @@ class World:
 
         Of those that are `gone` no row is left at all.
         """
-        return self.population.scoped(requests, gone)
+        return self.holders.scoped(requests, gone)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
         """Whether a training row that a request asks for is still in, once these others are out."""
-        return self.population.holds(request, gone)
+        return self.holders.holds(request, gone)
 
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.
 
         It says whether there was anybody.
         """
-        return self.population.admit(requests)
+        return self.holders.admit(requests)
 
     def engine(self, clients: Mapping[str, ClientData]) -> Engine:
         """What runs plans at these clients."""
