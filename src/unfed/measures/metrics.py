@@ -32,7 +32,7 @@ one, a coin that falls so five times in a row is no news, six times is.
 
 
 @dataclass(frozen=True)
-class Measure:
+class MetricColumn:
     """One number: what it is called, in which unit, and which direction is good.
 
     The trajectory, the reporting rules, tables, pages, the command line and the docs read the one list of them.
@@ -52,7 +52,7 @@ class Measure:
 _EVERYWHERE: tuple[Place, ...] = ("table", "page", "docs")
 
 METRICS = (
-    Measure(
+    MetricColumn(
         "retain",
         "Retain",
         "%",
@@ -60,7 +60,7 @@ METRICS = (
         "Accuracy in percent on the training data that stays. Unlearning should leave it as it was.",
         _EVERYWHERE,
     ),
-    Measure(
+    MetricColumn(
         "forget",
         "Forget",
         "%",
@@ -69,7 +69,7 @@ METRICS = (
         " never saw the data is still right on some of it. Where data was poisoned, right means the poisoned label.",
         _EVERYWHERE,
     ),
-    Measure(
+    MetricColumn(
         "test",
         "Test",
         "%",
@@ -77,7 +77,7 @@ METRICS = (
         "Accuracy in percent on data that nobody trained on. When a class is forgotten, it is left out here.",
         _EVERYWHERE,
     ),
-    Measure(
+    MetricColumn(
         "mia",
         "MIA",
         "%",
@@ -88,8 +88,8 @@ METRICS = (
         _EVERYWHERE,
         decimals=1,  # a mean over few splits, which the paper prints with one
     ),
-    Measure("validation", "Validation", "%", "high", "Accuracy in percent on the rows that clients hold out."),
-    Measure(
+    MetricColumn("validation", "Validation", "%", "high", "Accuracy in percent on the rows that clients hold out."),
+    MetricColumn(
         "backdoor",
         "Backdoor",
         "%",
@@ -98,15 +98,15 @@ METRICS = (
         " on test images that carry it, in percent. Low is good.",
         _EVERYWHERE,
     ),
-    Measure("retain_loss", "Retain loss", "nats", "low", "Mean cross-entropy on the training data that stays."),
-    Measure("forget_loss", "Forget loss", "nats", "as Retrain", "Mean cross-entropy on the forgotten data."),
-    Measure("test_loss", "Test loss", "nats", "low", "Mean cross-entropy on data that nobody trained on."),
-    Measure("loss_gap", "Loss gap", "nats", "as Retrain", "The distance between retain and forget loss (Eq. 1)."),
+    MetricColumn("retain_loss", "Retain loss", "nats", "low", "Mean cross-entropy on the training data that stays."),
+    MetricColumn("forget_loss", "Forget loss", "nats", "as Retrain", "Mean cross-entropy on the forgotten data."),
+    MetricColumn("test_loss", "Test loss", "nats", "low", "Mean cross-entropy on data that nobody trained on."),
+    MetricColumn("loss_gap", "Loss gap", "nats", "as Retrain", "The distance between retain and forget loss (Eq. 1)."),
 )
 """What is measured of a model, in the order in which rules and tables go through it."""
 
 COSTS = (
-    Measure(
+    MetricColumn(
         "comm_bytes",
         "Bytes",
         "bytes",
@@ -115,11 +115,11 @@ COSTS = (
         " one download and one upload per participant and round.",
         _EVERYWHERE,
     ),
-    Measure("wire_bytes", "On the wire", "bytes", "low", "Bytes of every tensor that crossed, in its own type."),
-    Measure(
+    MetricColumn("wire_bytes", "On the wire", "bytes", "low", "Bytes of every tensor that crossed, in its own type."),
+    MetricColumn(
         "serialised_bytes", "Messages", "bytes", "low", "Bytes of whole messages, where messages are real (Flower)."
     ),
-    Measure(
+    MetricColumn(
         "flops",
         "FLOPs",
         "FLOP",
@@ -128,17 +128,17 @@ COSTS = (
         " for every sample trained on. Evaluation is not counted.",
         _EVERYWHERE,
     ),
-    Measure(
+    MetricColumn(
         "stored_server_bytes", "Stored at the server", "bytes", "low", "History kept since training, at the server."
     ),
-    Measure(
+    MetricColumn(
         "stored_original_bytes",
         "Stored by the original",
         "bytes",
         "low",
         "What the method as first published would have kept for the same rounds.",
     ),
-    Measure("seconds", "Seconds", "s", "low", "Seconds of work on this machine, evaluation not counted."),
+    MetricColumn("seconds", "Seconds", "s", "low", "Seconds of work on this machine, evaluation not counted."),
 )
 """What is counted from the start of a job on; each is cumulative."""
 

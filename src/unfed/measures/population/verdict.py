@@ -83,7 +83,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerdictAnswer:
     """One answer, as a sentence."""
 
     kind: str
@@ -92,13 +92,13 @@ class Answer:
     """The largest difference that is not ruled out, in AUC."""
 
 
-def verdict(question: Question, title: str, models: int, tests: Sequence[Difference], aside: str = "") -> Answer:
+def verdict(question: Question, title: str, models: int, tests: Sequence[Difference], aside: str = "") -> VerdictAnswer:
     """What can be said of a method, over `models` of each kind; `aside` ends the sentence."""
     bound = max(test.far for test in tests if test.matters == MATTERS)
 
-    def answer(key: str, rest: str) -> Answer:
+    def answer(key: str, rest: str) -> VerdictAnswer:
         kind, words = WORDS[question][key]
-        return Answer(kind, words.format(title) + rest + aside, bound)
+        return VerdictAnswer(kind, words.format(title) + rest + aside, bound)
 
     if models < fewest(LEVEL):
         half = models // 2
