@@ -356,8 +356,10 @@ def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[st
                 line["undo"] = sight.undone(params, method)
             line["paid"] = {"within": told.within, "round": None}
             if recovery.paid is not None:
+                last = recovery.paid[0] == told.rounds  # one model, attacked once
                 line["paid"] |= {"round": recovery.paid[0], "after": sight.everything(recovery.paid[1])}
-                line["paid"] |= {"undo": sight.undone(recovery.paid[1], method)} if attacked else {}
+                undone = line.get("undo") if last or not attacked else sight.undone(recovery.paid[1], method)
+                line["paid"] |= {"undo": undone} if attacked else {}
             yield line | {"seconds": round(time.monotonic() - started, 1)}
             if variant == "retrain" and told.reference > told.rounds:
                 # Retrain's rounds go on to as many as θ* had: what the gap is measured against.

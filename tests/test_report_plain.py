@@ -10,6 +10,7 @@ import pytest
 from test_report import Page, fake_line, fake_run
 from unfed.config.tables import RequestConfig
 from unfed.data import Request
+from unfed.measures.forgotten import Forgetting
 from unfed.paper import making
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
@@ -18,7 +19,8 @@ from unfed.report.html import render
 from unfed.report.opening import opening
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
-from unfed.report.words import gate_words, method_row
+from unfed.report.verdicts import verdicts
+from unfed.report.words import gate_words, method_row, sentence
 from unfed.requests.entry import Job
 from unfed.requests.gate import Check, utility
 from unfed.runs.in_force import InForce, is_out
@@ -74,7 +76,25 @@ def test_who_can_be_brought_back_is_not_called_taken_out(method: str, back: floa
     turned = {who: {"flip": {"backdoor": on}} for who, on in (("unlearned", back), ("retrain", theirs))}
     turned["unlearned"]["published"] = {"backdoor": 4.2}
     tried = {"request": run["requests"][0]["id"], "method": method, "title": method, "seed": 0, "measured": turned}
-    assert opening({**run, "undo": [tried]}, run["requests"][0], rows(lines, "last")).startswith(f"Client 0 {said}")
+    undone = {**run, "undo": [tried], "jobs": [{"request": tried["request"], "method": "not", "seed": 0}]}
+    assert opening(undone, run["requests"][0], rows(lines, "last")).startswith(f"Client 0 {said}")
+    undone["jobs"][0]["forgetting"] = vars(Forgetting("forgotten", "backdoor", 330))
+    forgot = "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance."
+    but = " But what not forgot is still in its model: undone, the backdoor works on 84.5 % of stamped images again"
+    [checked] = verdicts(undone, run["requests"][0])
+    assert checked.startswith(forgot + but) if "hidden" in said else checked == forgot, "as the headline says"
+    undone["jobs"][0]["forgetting"] = vars(Forgetting("remembers", "backdoor", 330))
+    assert "But" not in verdicts(undone, run["requests"][0])[0]
+
+
+def test_what_passed_its_check_and_came_back_is_hidden_as_well() -> None:
+    """Without a comparison the headline rests on the check alone."""
+    run, lines = fake_run(methods=("not",))
+    checks = [{"name": "forgotten", "verdict": "passed", "what": "", "value": 0.0, "bound": 0.1}]
+    request = {**run["requests"][0], "gate": {"checks": checks}}
+    found = rows(lines, "last")
+    assert "was forgotten, by the check for forgetting, after NoT" in sentence(request, found)
+    assert "was hidden, not taken out, by NoT" in sentence(request, found, undone=True)
 
 
 @pytest.mark.parametrize(("std", "said"), [(None, "taken out"), (60.0, "taken out"), (80.0, "not measured")])

@@ -14,17 +14,15 @@ from typing import Any
 
 from unfed.report import wording
 from unfed.report.rules import Row
-from unfed.report.undo_section import comes_back
+from unfed.report.undo_section import brought_back
 from unfed.report.words import headline, sentence
 
 
 def opening(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """The first sentence about a request, from its rows after the last round."""
     row = headline(found, request)
-    tried = [
-        one for one in run.get("undo") or [] if (one["request"], one["method"]) == (request["id"], row and row.method)
-    ]
-    said = sentence(request, found, wording.of(run), undone=bool(tried) and comes_back(tried) is not None)
+    undone = brought_back(run, request["id"], row and row.method) is not None
+    said = sentence(request, found, wording.of(run), undone=undone)
     if any(request["id"] in model.get("only_compared", ()) for model in run.get("in_force") or []):
         return f"In a comparison, {said[0].lower()}{said[1:]}"
     return said

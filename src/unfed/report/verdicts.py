@@ -35,16 +35,29 @@ def forgetting(run: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, 
 def verdicts(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """One sentence for each method, and for each seed where they differ.
 
-    Retrain never saw the rows and has none.
+    Retrain never saw the rows and has none. "Forgotten" is followed by what an attack brought back.
     """
     said = []
     for method, own in forgetting(run, request).items():
-        sentences = {seed: one.sentence(remedy(method)) for seed, one in own.items()}
+        but = _undone(run, request["id"], method)
+        sentences = {
+            seed: one.sentence(remedy(method)) + (but if one.kind == "forgotten" else "") for seed, one in own.items()
+        }
         if len({*sentences.values()}) == 1:
             sentences = {0: next(iter(sentences.values()))}
         for seed, sentence in sentences.items():
             said.append(f"{name_of(method)}{f', seed {seed}' if len(sentences) > 1 else ''}: {sentence}")
     return said
+
+
+def _undone(run: Mapping[str, Any], request: str, method: str) -> str:
+    """What an attack brought back, as it follows "Forgotten"; empty where nothing came back."""
+    if not run.get("undo"):
+        return ""
+    from unfed.report.undo_section import brought_back  # draws with matplotlib, which takes a second to import
+
+    back = brought_back(run, request, method)
+    return f" But {back[0].lower()}{back[1:]}" if back else ""
 
 
 def fell(before: Mapping[str, Any], after: Mapping[str, Any], remedy: str) -> str:

@@ -127,12 +127,12 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
         whom = "them" if plural else "it"
         anew = f"the new model was trained without {whom} from the beginning"
         return f"{subject} {verb} taken out by {effort}; {anew}: {outcome}."
-    if shown == "taken out":
+    checked = _checked(request)
+    if shown == "taken out" or (undone and (checked or "").startswith("forgotten")):
         how = "hidden, not taken out," if undone else "taken out"
         return f"{subject} {verb} {how} by {effort}: {outcome}."
     if shown == "partly":
         return f"{subject} {verb} only partly taken out by {effort}: {outcome}."
-    checked = _checked(request)
     if checked is not None:
         return f"{subject} {verb} {checked} {effort}: {outcome}."
     who = "they are" if plural else "it is"
