@@ -156,6 +156,21 @@ def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
     assert "outdated" not in before.lower()
 
 
+def test_where_a_class_leaves_a_revision_for_classes_counts_and_nowhere_else(first: Run) -> None:
+    found = as_the_papers(first, "table-1", "sealed")
+    (made,) = found.made
+    assert "sealed for a class" not in made["revisions"] and record.outdated(found) == []
+    asked = [{**one, "clients": [], "classes": [3]} for one in found.config["request"]]
+    then = replace(found, config={**found.config, "request": asked})
+    (sentence,) = record.outdated(then)
+    assert "`sealed for a class` revised since" in sentence and "the rows of `sealed` are left out" in sentence
+    assert {job.rpartition("/")[2] for job in found.jobs} - {
+        job.rpartition("/")[2] for job in record.current(then).jobs
+    } == {"sealed"}
+    now = replace(then, made=({**made, "revisions": revisions.of(["sealed", "retrain", "not"], then.config)},))
+    assert record.outdated(now) == []
+
+
 def test_with_a_retrain_that_was_revised_go_the_gaps_and_what_is_read_from_them(
     first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from conftest import SMALL
 from unfed import storage
@@ -29,6 +30,7 @@ from unfed.errors import Refused
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
+from unfed.folder.subtraction import AMONG
 from unfed.measures.trajectory import job_of
 from unfed.model.digest import digests, fingerprint
 from unfed.requests.entry import Job
@@ -88,9 +90,10 @@ class Attacker(QuietWatch):
             mates = [e.request.id for e in self.entries.values() if e.number in entry.together and e is not entry]
             self.purged |= self.took([*entry.earlier, *mates, entry.request.id])
 
-    def marked(self, request: Request) -> frozenset[int]:
+    def marked(self, request: Request, part: str = "train") -> frozenset[int]:
         clients = self.run.world(0).scoped([request]).values()
-        return frozenset(int(row) for c in clients for row in c.rows[c.view("forget")])
+        places = [(c, getattr(c, part)) for c in clients]
+        return frozenset(int(row) for c, own in places for row in c.rows[own[c.forget[own]]])
 
     def took(self, names: Sequence[str]) -> frozenset[int]:
         """What the last of some requests, or of some that shared a job, took out itself."""
@@ -106,9 +109,13 @@ class Attacker(QuietWatch):
 
     def isolates(self, known: Sequence[frozenset[int]]) -> list[int]:
         """How many purged rows, fewer than ten, some combination of means over known sets is about."""
-        atoms, gone = self.atoms, self.purged
+        span = np.array([[float(atom <= one) for atom in self.atoms] for one in known])
+        return self.isolated(span.reshape(-1, len(self.atoms)), self.atoms, self.purged)
+
+    @staticmethod
+    def isolated(span: NDArray[Any], atoms: Sequence[frozenset[int]], gone: frozenset[int]) -> list[int]:
+        """The same for numbers that weigh every atom as a row of `span` says."""
         few = [place for place, atom in enumerate(atoms) if atom <= gone and len(atom) < 10]
-        span = np.array([[float(atom <= one) for atom in atoms] for one in known]).reshape(-1, len(atoms))
         found = []
         for count in range(1, len(few) + 1):
             for chosen in itertools.combinations(few, count):
@@ -173,6 +180,51 @@ class Attacker(QuietWatch):
                     note(its, probed[who]["published"]["retain"], every - left)
         return {name: found for name, sets in known.items() if (found := self.isolates(sets))}
 
+    def by_validation(self) -> dict[str, list[int]]:
+        """Every mean over clients of their accuracy on validation rows, in lines and in what gates read."""
+        self.look()
+        folder, clients = self.run.folder, self.run.world(0).clients
+        atoms = [frozenset(int(row) for row in c.rows[c.val]) for c in clients]
+        asked = {one.id: [one] for one in self.run.config.requests()}
+        for entry in self.entries.values():
+            for name in entry.names:
+                asked.setdefault(name, []).append(entry.request)
+        marks = {one.id: self.marked(one, "val") for own in asked.values() for one in own}
+        for one in marks.values():
+            atoms = [part for old in atoms for part in (old & one, old - one) if part]
+        gone = frozenset[int]().union(*(marks[e.request.id] for e in self.entries.values() if e.purged))
+        known: dict[str, list[list[float]]] = {}
+
+        def note(model: str, value: Any, names: Sequence[str]) -> None:
+            if is_measured(value):
+                scoped = self.run.world(0).scoped([one for name in names for one in asked[name]]).values()
+                staying = [
+                    c.rows[c.view("val")].tolist() for c in scoped if len(c.view("retain")) and len(c.view("val"))
+                ]
+                weight = {row: 1 / len(rows) / len(staying) for rows in staying for row in rows}
+                right = self.models[model].correct
+                assert abs(100 * sum(w * float(right[row]) for row, w in weight.items()) - value) < 1e-6, "as measured"
+                known.setdefault(model, []).append([weight.get(min(atom), 0.0) for atom in atoms])
+
+        last = {Job(*job_of(line)).path: line for line in folder.lines()}
+        for line in folder.lines():
+            job, numbers = Job(*job_of(line)), folder.numbers(Job(*job_of(line))) or {}
+            names = [*(line.get("earlier") or {}), *filter(None, [line["request"]])]
+            now = numbers.get("start", 1) == line.get("start", 1)  # else it was begun again at another model since
+            base = Path((now and (numbers.get("base") or {}).get("model")) or "0/train")
+            began = self.model(base, last[base]["round"])
+            note(began if job.label == "before" else self.model(job.path, line["round"]), line.get("validation"), names)
+            if line["request"] is not None:
+                note(began, line.get("validation_before"), names)
+            if line["request"] is not None and line is last[job.path] and job.label != "before":
+                entry, notes = self.entries.get(line["request"]), numbers.get("diary") or {"best": -1.0}
+                checks = (entry.gate or {}).get("checks", []) if entry and entry.method == job.label else []
+                drop = next((one["value"] for one in checks if one["name"] == "utility"), None)
+                note(began, drop + line["validation"] if is_measured(drop) else None, names)
+                if notes["best"] >= 0:
+                    note(self.model(job.path, notes["best_round"]), notes["best"], names)
+        return {name: found for name, sets in known.items() if (found := self.isolated(np.array(sets), atoms, gone))}
+
 
 def numbers(folder: Path) -> Iterator[float]:
     """Every number in every file: in figures, and in what tensors' files say of themselves."""
@@ -195,13 +247,13 @@ def harmless(attacker: Attacker, *purged: Request) -> None:
     where = attacker.run.folder.path
     for request in purged:
         purge(Run.open(where), request.id)
-    assert attacker.by_loss() == {} and attacker.by_share() == {}
+    assert attacker.by_loss() == {} and attacker.by_share() == {} and attacker.by_validation() == {}
     attacker.run.forget(Request("after", classes=(7,)), "ft", until=1, watch=attacker)
     record = Record(RunFolder(where))
     for entry in (e for e in record.folder.book().entries if e.state == "fulfilled"):
         (where / f"bundle-{entry.request.id}.json").write_text(json.dumps(findings(record, entry)))
     write_report(Run.open(where))
-    assert attacker.by_loss() == {} and attacker.by_share() == {}
+    assert attacker.by_loss() == {} and attacker.by_share() == {} and attacker.by_validation() == {}
     assert check(record.folder).findings == []
 
 
@@ -269,13 +321,43 @@ def test_nor_by_a_comparison_that_parts_a_purged_request(tmp_path: Path, compare
     assert is_measured(before["retain"]) is (compared == served and len(served) >= 10), "no more goes than must"
 
 
+FEW_HELD = {"partition": {"clients": 4, "validation": 0.05}}
+"""Seven or eight validation rows at each client, and 142 to train on."""
+
+
+@pytest.mark.parametrize("compared", [[], [{"id": "compared", "clients": ["1"]}]], ids=["served", "compared too"])
+def test_nor_of_the_few_validation_rows_of_a_client(tmp_path: Path, compared: list[Any]) -> None:
+    """Four clients' mean and that of the three who stay differ by the leaver's few rows."""
+    run, attacker = begun(tmp_path / "run", request=compared, methods={"run": ["ft"] if compared else []}, **FEW_HELD)
+    with pytest.raises(Refused, match="validation accuracy"):
+        run.forget(ANOTHER, "not", until="recovered,1", watch=attacker, how=RequestOptions(within=0.0))
+    run.forget(ANOTHER, "ft", until=1, watch=attacker)
+    run.forget(LAST, "ft", until=1, watch=attacker)
+    entry, other = run.folder.requests()
+    assert (
+        entry.described is not None and 0 < entry.described["validation_rows"] < 10 < entry.described["forgotten_rows"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "requests", lambda f: [replace(entry, purged="x"), other])
+        assert attacker.by_validation(), "there was something to find"
+    harmless(attacker, ANOTHER)
+    left, after, _ = run.folder.requests()
+    assert left.gate is not None and after.gate is not None
+    utility, others = (next(c for c in e.gate["checks"] if c["name"] == "utility") for e in (left, after))
+    assert (utility["value"], utility["verdict"]) == (AMONG, "passed") and is_measured(others["value"])
+    assert "%" not in left.attempts[0]["why"], "nor in words"
+    lines = [line for line in run.folder.lines() if line["request"] == "another" and line["round"] > 0]
+    assert lines and all(is_measured(line["validation"]) and is_measured(line["retain"]) for line in lines)
+
+
 def test_of_many_rows_no_number_goes(tmp_path: Path) -> None:
+    """A client's 120 rows and its 30 for validation."""
     run, attacker = begun(tmp_path / "run")
-    for request in (TWELVE, LAST):
+    for request in (LAST, ANOTHER):
         run.forget(request, "ft", until=1, watch=attacker)
-    lines = run.folder.trajectory.read_bytes()
-    purge(Run.open(run.folder.path), "twelve")
-    assert run.folder.trajectory.read_bytes() == lines
+    lines, kept = run.folder.trajectory.read_bytes(), run.folder.requests()[0]
+    purge(Run.open(run.folder.path), "last")
+    assert run.folder.trajectory.read_bytes() == lines and run.folder.requests()[0].gate == kept.gate
 
 
 def test_what_a_gate_read_of_few_rows_goes_too(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ So no linear combination of numbers of one model isolates the atom. By rule 1 it
 all of them or in none. All of them hold the rows that never left; in a combination without those, the weights of
 retained sets sum to zero, and so does the atom's. Atoms that are not hidden have ten rows or more.
 
+Validation rows that leave with a request are in no forgotten set, so rule 2 alone is about them: what a job that
+begins at a model says of Validation there goes, and so does the drop that its gate read.
+
 A comparison's requests are atoms too, hidden where they are few and may be purged ones. They part served requests'
 atoms at θ*, the one model that both show: there the served lines go where a purged request may be parted.
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,8 @@ from unfed.values import Value, is_measured, not_measured
 
 OWN = ("forget", "own", "forget_loss", "loss_gap", "mia")
 RETAIN = ("retain", "retain_loss", "loss_gap")
+BEFORE = "validation_before"
+VALIDATION = ("validation", BEFORE)
 AMONG = not_measured(f"fewer than {FEWEST} purged rows would follow from it")
 PROBED = {"forget", "forget_rise", "area", "areas", "rounds_until_back", "retain", "losses", "peak"}
 PROBED |= {"true", "variation", "variation_of_equal_shares"}
@@ -49,15 +55,17 @@ PROBED |= {"true", "variation", "variation_of_equal_shares"}
 
 @dataclass(frozen=True)
 class Atom:
-    """The few rows that a purged request took out itself."""
+    """The rows that a purged request took out itself, few to train on or few for validation."""
 
     request: str
-    why: str
-    """What stands in the place of the numbers."""
     names: frozenset[str]
     """Whose lines are about its rows: its own, and those of the job that it shared."""
+    why: str
+    """What stands in the place of the numbers over its training rows; empty where these are many."""
+    retained: tuple[str, ...]
+    """The numbers that count it where it is retained."""
     deleted: bool = False
-    """Whether its owners had deleted it: nobody could score it once it was asked for."""
+    """Whether its owners had deleted it: it could not be scored once it was asked for."""
 
 
 class Differences:
@@ -66,41 +74,49 @@ class Differences:
     def __init__(self, folder: RunFolder, config: Config, entries: Sequence[Entry], also: str = "") -> None:
         self._folder, described = folder, folder.description()
         self._compared = list(config.request_ids())
-        self._rows = {one["id"]: one.get("forgotten_rows") for one in described["requests"]}
-        self._rows |= {e.request.id: (e.described or {}).get("forgotten_rows") for e in entries}
+        about = {one["id"]: one for one in described["requests"]} | {e.request.id: e.described or {} for e in entries}
+        self._rows = {name: one.get("forgotten_rows") for name, one in about.items()}
+        self._held = {name: one.get("validation_rows") for name, one in about.items()}
         purged = [e for e in entries if e.purged or e.request.id == also]
-        self.atoms = [_atom(e, self._rows[e.request.id]) for e in purged if self._few(e.request.id) and not e.left_by]
+        atoms = [self._atom(e.request.id, e.names, bool(e.left_by), e.request.deleted) for e in purged]
         self._parted: set[int] = set()
         for entry in purged:
             near = [asked for asked in _compared(config) if overlap(owners(asked), owners(entry.request))]
             alone = not (entry.earlier or entry.together or len(near) > 1)
             if near and not (alone and _same(near[0], entry.request)):
                 self._parted.add(entry.seed)
-            self.atoms += [
-                Atom(one.id, too_few(self._rows[one.id]), frozenset({one.id})) for one in near if self._few(one.id)
-            ]
+            atoms += [self._atom(one.id, (one.id,)) for one in near]
+        self.atoms = [atom for atom in atoms if atom.retained]
+        self._numbers = cache(folder.numbers)
         self._lines = folder.lines() if self.atoms or self._parted else []
         self._scopes = {Job(*job_of(line)).path: _scope(line) for line in self._lines}
+        self.unsaid = {line["request"] for line in self._lines if self.of(line).get(BEFORE) == AMONG}
+        """Whose lines do not say what Validation was before."""
 
-    def _few(self, request: str) -> bool:
-        return (rows := self._rows.get(request)) is None or 0 < rows < FEWEST
+    def _atom(self, request: str, names: Iterable[str], left: bool = False, deleted: bool = False) -> Atom:
+        rows, held = self._rows.get(request), self._held.get(request)
+        few = not left and (rows is None or 0 < rows < FEWEST)
+        retained = (RETAIN if few else ()) + (VALIDATION if held is None or 0 < held < FEWEST else ())
+        return Atom(request, frozenset(names), too_few(rows) if few else "", retained, deleted)
 
     # --- lines ----------------------------------------------------------------------------------------------------
 
     def of(self, line: Line) -> Line:
         """The line without the numbers that must go."""
         made: dict[str, Any] = dict(line)
-        begins = line["round"] == 0 and line["request"] is not None
-        base = self._base(line) if begins else None
+        if line["request"] is None:
+            return line
+        base, begins = self._base(line), line["round"] == 0
         for atom in self.atoms:
-            self._forgotten(made, atom)
+            if atom.why:
+                self._forgotten(made, atom)
             counted = base is not None and bool(atom.names & self._scopes.get(base, frozenset()))
-            if begins and (base is None or counted != bool(atom.names & _scope(line))):
-                _hide(made, RETAIN, AMONG)
-        at_first = begins and (base is None or len(base.parts) == 2)  # θ*
+            if base is None or counted != bool(atom.names & _scope(line)):
+                _hide(made, atom.retained if begins else {BEFORE} & {*atom.retained}, AMONG)
+        at_first = base is None or len(base.parts) == 2  # θ*
         if at_first and line["seed"] in self._parted and line["request"] not in self._compared:
-            _hide(made, (*RETAIN, *OWN), AMONG)
-            made |= {"earlier": _blank(line["earlier"], AMONG)} if line.get("earlier") else {}
+            _hide(made, (*RETAIN, *OWN, *VALIDATION) if begins else (BEFORE,), AMONG)
+            made |= {"earlier": _blank(line["earlier"], AMONG)} if begins and line.get("earlier") else {}
         return made  # type: ignore[return-value]
 
     def _forgotten(self, made: dict[str, Any], atom: Atom) -> None:
@@ -138,7 +154,7 @@ class Differences:
             place = self._compared.index(request)
             first = method == "before" or place == 0
             return Job(seed, None if first else self._compared[place - 1], "train" if first else method).path
-        numbers = self._folder.numbers(Job(seed, request, method)) or {}
+        numbers = self._numbers(Job(seed, request, method)) or {}
         model = (numbers.get("base") or {}).get("model")
         return Path(model) if model and numbers.get("start", 1) == line.get("start", 1) else None
 
@@ -146,34 +162,27 @@ class Differences:
 
     def of_entry(self, entry: Entry) -> Entry:
         """A request's file without what it tells of hidden atoms: measured again, or by the gate."""
-        again = dict(entry.again)
-        for atom in self.atoms:
-            if atom.request in again and not atom.deleted:
-                again[atom.request] = dict.fromkeys(again[atom.request], atom.why)
-            if atom.request == entry.request.id:
-                gates = [(one, _judged(one.get("gate"), atom.why)) for one in entry.attempts]
-                told = [{**one, "gate": g, "why": atom.why} if g != one.get("gate") else {**one} for one, g in gates]
-                entry = replace(entry, gate=_judged(entry.gate, atom.why), attempts=tuple(told))
-        return replace(entry, again=again)
+        few = {atom.request: atom.why for atom in self.atoms if atom.why}
+        told = {atom.request for atom in self.atoms if atom.why and not atom.deleted}
+        again = {n: dict.fromkeys(said, few[n]) if n in told else said for n, said in entry.again.items()}
+        why = {"forgotten": few[entry.request.id]} if entry.request.id in few else {}
+        why |= {"utility": AMONG} if self.unsaid & {*entry.names} else {}
+        tried = tuple(_tried(one, why) for one in entry.attempts)
+        return replace(entry, again=again, gate=_judged(entry.gate, why), attempts=tried)
 
     def of_probe(self, probe: Mapping[str, Any]) -> dict[str, Any]:
         """A probe of another request without what it measured over hidden atoms."""
         job = Job(probe["seed"], probe["request"], probe["method"])
         inside = self._scopes.get(job.path, frozenset()) - {*probe.get(WITHOUT, ())}
-        base = Path(((self._folder.numbers(job) or {}).get("base") or {}).get("model") or "")
+        base = Path(((self._numbers(job) or {}).get("base") or {}).get("model") or "")
         at_first = job.seed in self._parted and job.request not in self._compared and len(base.parts) < 3
-        if at_first or any(inside & atom.names for atom in self.atoms):
+        if at_first or any(inside & atom.names for atom in self.atoms if atom.why):
             return {**probe, "measured": _without(probe["measured"])}
         return dict(probe)
 
     def of_trajectory(self) -> bool:
         """Whether a number of the trajectory must go."""
         return any(self.of(line) != line for line in self._lines)
-
-
-def _atom(entry: Entry, rows: int | None) -> Atom:
-    names = frozenset(name for name in (entry.request.id, entry.shared) if name)
-    return Atom(entry.request.id, too_few(rows), names, entry.request.deleted)
 
 
 def _compared(config: Config) -> list[Request]:
@@ -215,15 +224,24 @@ def _without(measured: Any) -> Any:
     }
 
 
-def _judged(gate: Mapping[str, Any] | None, why: str) -> Mapping[str, Any] | None:
-    """A gate's findings without the values that are of the request's own rows; the verdicts stay."""
+def _judged(gate: Mapping[str, Any] | None, why: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """A gate's findings without the values of some checks, by their names; the verdicts stay."""
     if gate is None:
         return None
-    own = {"forgotten": ("value", "before")}
     hidden = [
-        {**one, **{n: _blank(one[n], why) for n in own.get(one["name"], ()) if n in one}} for one in gate["checks"]
+        {**one, **{n: _blank(one[n], why[one["name"]]) for n in ("value", "before") if n in one}}
+        if one["name"] in why
+        else one
+        for one in gate["checks"]
     ]
     return {**gate, "checks": hidden}
+
+
+def _tried(one: Mapping[str, Any], why: Mapping[str, str]) -> Mapping[str, Any]:
+    """An attempt without these values, which its own sentence may name."""
+    gate = _judged(one.get("gate"), why)
+    says = gate != one.get("gate") or ("utility" in why and "%" in str(one.get("why")))
+    return {**one, "gate": gate, "why": next(iter(why.values()))} if says else one
 
 
 # --- the trajectory ---------------------------------------------------------------------------------------------------
@@ -240,9 +258,12 @@ def take_out(folder: RunFolder) -> None:
     old = storage.content(folder.trajectory)
     old = old[: old.rfind(b"\n") + 1]
     new, moved = _changed(old, about)
-    named = {name for atom in about.atoms for name in atom.names}
+    few = {name for atom in about.atoms if atom.why for name in atom.names}
     for path, numbers in list(folder.states()):
-        _move(path, numbers, old, new, moved, path.parent.name in named)
+        gone: dict[str, Any] = {"watched": ""} if path.parent.name in few else {}
+        first = (numbers.get("diary") or {}).get("best_round") == 0  # the best Validation is that of the beginning
+        gone |= {"best": -1.0} if first and path.parent.name in about.unsaid else {}
+        _move(path, numbers, old, new, moved, gone)
     storage.write_bytes(folder.trajectory, new)
     folder.reread()
 
@@ -259,7 +280,9 @@ def _changed(old: bytes, about: Differences) -> tuple[bytes, dict[int, int]]:
     return bytes(new), moved
 
 
-def _move(path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: Mapping[int, int], few: bool) -> None:
+def _move(
+    path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: Mapping[int, int], gone: dict[str, Any]
+) -> None:
     """Let a state vouch for the new lines, unless it does, or they are those of before."""
     offset, said = int(numbers["offset"]), (numbers.get("bound") or {}).get("trajectory")
     before, after = _sha256(old[:offset]), _sha256(new[:offset])
@@ -273,7 +296,7 @@ def _move(path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: Ma
     if "bound" in kept:
         kept |= {"bound": {**kept["bound"], "trajectory": _sha256(new[:place])}}
     if isinstance(diary := kept.get("diary"), dict) and diary.get("offset") in moved:
-        kept |= {"diary": {**diary, "offset": moved[diary["offset"]], **({"watched": ""} if few else {})}}
+        kept |= {"diary": {**diary, "offset": moved[diary["offset"]], **gone}}
     storage.save(path, tensors, kept)
 
 

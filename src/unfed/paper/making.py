@@ -96,7 +96,7 @@ def _opened(folder: Path, one: Shared) -> Run:
 def refuse_revised(run: Run, labels: Iterable[str]) -> None:
     """Raise if a run was made before the engine, the evaluator or one of these methods was revised."""
     used = [run.config.methods.name_of(label) for label in labels]
-    if old := revisions.raised(run.info().get("revisions", {}), used):
+    if old := revisions.raised(run.info().get("revisions", {}), used, run.config.to_json()):
         raise UnfedError(
             f"{revisions.told(old)} revised since {run.folder.path} was made; move it away, or give --out a new folder."
         )

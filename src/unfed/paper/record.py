@@ -249,7 +249,7 @@ def outdated(found: Kept) -> list[str]:
 
 def _raised(found: Kept, about: Mapping[str, Any], job: str) -> list[str]:
     """What a job depends on and has been revised since its run was made."""
-    return revisions.raised(about["revisions"], _names(found, job.rpartition("/")[2]))
+    return revisions.raised(about["revisions"], _names(found, job.rpartition("/")[2]), found.config)
 
 
 def _names(found: Kept, label: str) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def description(
         "clients": [c.name for c in world.clients],
         "topped_up_clients": [str(k) for k in world.repaired],
         "versions": dict(versions()),
-        "revisions": revisions.of(method.name for method in methods.values()),
+        "revisions": revisions.of((method.name for method in methods.values()), config.to_json()),
         "hardware": hardware(world.device, world.threads),
         "device": str(world.device),
         "engine": world.engine({}).name,
@@ -185,7 +185,14 @@ def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any
     """What the last of these requests concerns, in numbers, the ones before it being out."""
     out = world.evaluator(requests).forgotten_rows
     before = world.evaluator(requests[:-1]).forgotten_rows if len(requests) > 1 else 0
-    return {**plain_request(requests[-1]), "forgotten_rows": out - before} | ({"rows_out": out} if before else {})
+    had, left = (_validation_rows(world, asked) for asked in (requests[:-1], requests))
+    counts = {"forgotten_rows": out - before, "validation_rows": had - left}
+    return {**plain_request(requests[-1]), **counts} | ({"rows_out": out} if before else {})
+
+
+def _validation_rows(world: World, requests: Sequence[Request]) -> int:
+    """How many rows Validation is over once these are out; a client without a row to train on has left."""
+    return sum(len(c.view("val")) for c in world.scoped(requests).values() if len(c.view("retain")))
 
 
 def plain_request(request: Request) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def changed_since(begun: Mapping[str, Any], folder: Path) -> str:
     then, here, edition = begun.get("versions") or {}, versions(), begun.get("revisions") or {}
     other = [name for name in ("torch", "numpy", "scikit-learn") if then.get(name, here[name]) != here[name]]
     found = [f"{name} is {here[name]}, not {then[name]}" for name in other]
-    found += [f"`{name}` was revised" for name in revisions.raised(edition, edition)]
+    found += [f"`{name}` was revised" for name in revisions.raised(edition, edition, begun.get("config"))]
     if not found:
         return ""
     return (

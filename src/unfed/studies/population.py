@@ -234,7 +234,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         kinds=(BEFORE, *methods),
         groups={group: len(view) for group, view in rows.views.items()},
         classes=world.classes,
-        revisions=revisions.of(method.name for method in methods.values()),
+        revisions=revisions.of((method.name for method in methods.values()), config.to_json()),
         versions=versions(),
         hardware=hardware(world.device, world.threads),
         cohorts=_cut(seeds, TOGETHER.get(world.device.type, TOGETHER["cpu"])),
