@@ -345,16 +345,19 @@ def test_the_seconds_of_a_block_are_those_of_the_page() -> None:
 @pytest.mark.parametrize("table, kept", [("1", "86392d2baa10"), ("3", "7f79d99d33a5"), ("5", "6326c8c55c55")])
 def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(table: str, kept: str) -> None:
     results = differences_kept.PAGE.parents[2] / "results"
-    ours = {
-        row.method: row.average_gap.mean
-        for row in rules.rows(record.read(results / f"caltech101-vit-{kept}.json").lines(), "best-gap")
-    }
+    found = record.read(results / f"caltech101-vit-{kept}.json")
+    ours = {row.method: row.average_gap.mean for row in rules.rows(record.current(found).lines(), "best-gap")}
+    old = {job.rpartition("/")[2]: "outdated" for job in found.jobs.keys() - record.current(found).jobs.keys()}
+    assert old == ({"sealed": "outdated"} if table == "3" else {}), "it was run before the head was drawn for a class"
     paper = {row["method"]: row["avg_gap"] for row in published(f"T{table}") if row["model"] == "ViT"}
     page = differences.PAGE.read_text(encoding="utf-8")
     printed = [paper["NoT"], paper["FT"], "", paper["MoDE"], paper.get("FCU", "")]
     assert "| ".join([f"| Table {table}, paper ", *(f"{gap} " if gap else "" for gap in printed), ""]).strip() in page
     absent = "not run" if "FCU" in paper else ""
-    told = [f"{ours[name]:.2f}" if name in ours else absent for name in ("not", "ft", "sealed", "mode", "fcu")]
+    told = [
+        f"{ours[name]:.2f}" if name in ours else old.get(name, absent)
+        for name in ("not", "ft", "sealed", "mode", "fcu")
+    ]
     assert "| ".join([f"| Table {table}, ours ", *(f"{gap} " if gap else "" for gap in told), ""]).strip() in page
 
 
@@ -365,10 +368,8 @@ def test_what_the_page_says_of_vit_and_a_class_is_what_was_kept() -> None:
     paper = {row["method"]: row for row in published("T3")}
     forget, mia = ({name: float(row.metrics[one].mean) for name, row in rows.items()} for one in ("forget", "mia"))
     assert f"θ* is right on {forget['before']:.1f} % of its rows, NoT after 60 rounds on {forget['not']:.1f}" in page
-    assert f"(the paper prints {paper['NoT']['forget']}), Sealed and MoDE on none" in page
-    assert (
-        forget["sealed"] == forget["mode"] == 0 and f"FT on {forget['ft']:.1f} (paper {paper['FT']['forget']})" in page
-    )
+    assert f"(the paper prints {paper['NoT']['forget']}), MoDE on none" in page
+    assert forget["mode"] == 0 and f"FT on {forget['ft']:.1f} (paper {paper['FT']['forget']})" in page
     retain, forgot, test, told = (rows["not"].gaps[name].mean for name in ("retain", "forget", "test", "mia"))
     assert f"{told:.1f} points away, Retain, Forget and Test {retain:.2f}, {forgot:.2f} and {test:.2f}" in page
     assert f"in {mia['retrain']:.1f} % of all cases, by NoT's in {mia['not']:.1f}" in page
