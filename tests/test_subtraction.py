@@ -218,10 +218,13 @@ class Attacker(QuietWatch):
             if line["request"] is not None:
                 note(began, line.get("validation_before"), names)
             if line["request"] is not None and line is last[job.path] and job.label != "before":
-                entry, notes = self.entries.get(line["request"]), numbers.get("diary") or {"best": -1.0}
-                checks = (entry.gate or {}).get("checks", []) if entry and entry.method == job.label else []
-                drop = next((one["value"] for one in checks if one["name"] == "utility"), None)
-                note(began, drop + line["validation"] if is_measured(drop) else None, names)
+                of, notes = self.entries.get(line["request"]), numbers.get("diary") or {"best": -1.0}
+                checks = (of.gate or {}).get("checks", []) if of and of.method == job.label else []
+                drop, after = (
+                    next((one["value"] for one in checks if one["name"] == "utility"), None),
+                    line["validation"],
+                )
+                note(began, drop + after if is_measured(drop) and is_measured(after) else None, names)
                 if notes["best"] >= 0:
                     note(self.model(job.path, notes["best_round"]), notes["best"], names)
         return {name: found for name, sets in known.items() if (found := self.isolated(np.array(sets), atoms, gone))}
@@ -339,17 +342,16 @@ def test_nor_of_the_few_validation_rows_of_a_client(tmp_path: Path, compared: li
         run.forget(ANOTHER, "not", until="recovered,1", watch=attacker, how=RequestOptions(within=0.0))
     run.forget(ANOTHER, "ft", until=1, watch=attacker)
     run.forget(LAST, "ft", until=1, watch=attacker)
-    entry, other = run.folder.requests()
+    entry, other = run.folder.book().entries
     assert (
         entry.described is not None and 0 < entry.described["validation_rows"] < 10 < entry.described["forgotten_rows"]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "requests", lambda f: [replace(entry, purged="x"), other])
+        patch.setattr(RunFolder, "filed", lambda f: (entry.buried("x"), other))
         assert attacker.by_validation(), "there was something to find"
     harmless(attacker, ANOTHER)
-    left, after, _ = run.folder.requests()
-    assert left.gate is not None and after.gate is not None
-    utility, others = (next(c for c in e.gate["checks"] if c["name"] == "utility") for e in (left, after))
+    left, after, _ = run.folder.book().entries
+    utility, others = (next(c for c in (e.gate or {})["checks"] if c["name"] == "utility") for e in (left, after))
     assert (utility["value"], utility["verdict"]) == (AMONG, "passed") and is_measured(others["value"])
     assert "%" not in left.attempts[0]["why"], "nor in words"
     lines = [line for line in run.folder.lines() if line["request"] == "another" and line["round"] > 0]
@@ -361,9 +363,9 @@ def test_of_many_rows_no_number_goes(tmp_path: Path) -> None:
     run, attacker = begun(tmp_path / "run")
     for request in (LAST, ANOTHER):
         run.forget(request, "ft", until=1, watch=attacker)
-    lines, kept = run.folder.trajectory.read_bytes(), run.folder.requests()[0]
+    lines, kept = run.folder.trajectory.read_bytes(), run.folder.book().entries[0]
     purge(Run.open(run.folder.path), "last")
-    assert run.folder.trajectory.read_bytes() == lines and run.folder.requests()[0].gate == kept.gate
+    assert run.folder.trajectory.read_bytes() == lines and run.folder.book().entries[0].gate == kept.gate
 
 
 def test_what_a_gate_read_of_few_rows_goes_too(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from unfed.report.words import headline, sentence
 def opening(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """The first sentence about a request, from its rows after the last round."""
     row = headline(found, request)
-    undone = brought_back(run, request["id"], row and row.method) is not None
+    undone = row is not None and brought_back(run, request["id"], row.method) is not None
     said = sentence(request, found, wording.of(run), undone=undone)
     if any(request["id"] in model.get("only_compared", ()) for model in run.get("in_force") or []):
         return f"In a comparison, {said[0].lower()}{said[1:]}"

@@ -173,7 +173,7 @@ def comes_back(found: Sequence[Found]) -> str | None:
     return f"What {title} forgot is still in its model: {again}."
 
 
-def brought_back(run: Mapping[str, Any], request: str, method: str | None) -> str | None:
+def brought_back(run: Mapping[str, Any], request: str, method: str) -> str | None:
     """The sentence of `comes_back` on a method's models of one request; None where none was undone."""
     tried = [one for one in run.get("undo") or [] if (one["request"], one["method"]) == (request, method)]
     return comes_back(tried) if tried else None
