@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from conftest import SMALL
 from unfed import storage
+from unfed.cli.display import headline
 from unfed.cli.main import app
-from unfed.cli.running import _headline
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
@@ -361,4 +361,4 @@ def test_of_one_holder_of_all_data_no_client_is_asked_for(tmp_path: Path) -> Non
     run = Run.create(Config.parse(base, []), tmp_path / "run")
     with pytest.raises(UnfedError, match="one holder of all data, so no client is in or out of it"):
         affected(run, "0")
-    assert "one holder of all data" in _headline(run) and "client" not in _headline(run)
+    assert "one holder of all data" in headline(run) and "client" not in headline(run)

@@ -118,7 +118,7 @@ def test_a_run_that_exists_is_said_to_exist_and_not_trained_again(
     code, out, err = unfed("run", "small.toml")
     assert code == 0 and "Avg. gap" in out and "report.html" in out
     assert "note: runs/small holds this very run (" in err and "finished); nothing is trained again." in err
-    assert "To train it anew, give --out DIR." in err
+    assert "To train it again, give --out DIR." in err
     assert (done / "trajectory.jsonl").read_bytes() == before and not (here / "runs/small-2").exists()
 
 

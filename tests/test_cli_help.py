@@ -8,26 +8,32 @@ from pathlib import Path
 
 import click
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from unfed.cli.commands import HOMES, load
-from unfed.cli.main import app
+from unfed.cli.main import app, complete_help
 
 
-def every(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """A command and what is below it, by what is typed."""
-    yield name, command
-    for below, one in getattr(command, "commands", {}).items():
-        yield from every(one, f"{name} {below}")
+def every(group: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The commands below a group, by what is typed."""
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for below in group.list_commands(context):
+            found = group.get_command(context, below)
+            assert found is not None
+            yield f"{name} {below}", found
+            yield from every(found, f"{name} {below}")
 
 
-COMMANDS = [found for name in HOMES for found in every(load(name), name)]
+ROOT = typer.main.get_command(app)
+complete_help(ROOT, click.Context(ROOT))
+COMMANDS = list(every(ROOT))
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
 def test_every_argument_and_option_says_what_it_is(name: str, command: click.Command) -> None:
     for parameter in command.params:
-        assert getattr(parameter, "help", None), f"unfed {name}: {parameter.name}"
+        assert getattr(parameter, "help", None), f"unfed{name}: {parameter.name}"
 
 
 def test_nobody_is_sent_to_pypi_where_no_release_is() -> None:

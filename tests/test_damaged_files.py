@@ -25,7 +25,7 @@ from commands import called
 from test_judge import QUICK, made_up
 from unfed import storage
 from unfed.claims import making, of_run
-from unfed.cli.logged import log_faults
+from unfed.cli.evidence import log_faults
 from unfed.config.config import Config
 from unfed.data.deny import KEY_BYTES
 from unfed.errors import UnfedError

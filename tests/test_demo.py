@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from unfed.api import write_report
-from unfed.cli.lasting import ending, told
-from unfed.cli.running import _next_steps
-from unfed.cli.story import story
+from unfed.cli.display import can_be_undone, next_steps, story, undone_words
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures import undo
@@ -83,14 +81,14 @@ def test_a_later_request_is_no_part_of_the_story(run: Run, lines: Any, monkeypat
 def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked: Any) -> None:
     scene, models, knowledge = attacked
     turned = undo.flip(scene, models["not"], knowledge)
-    first, last = ending(run)
+    first, last = can_be_undone(run)
     assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
     assert "What lasts is Retrain" in last and f"unfed probe {run.folder.path}" in last
 
 
 def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, attacked: Any) -> None:
     scene, models, knowledge = attacked
-    ending(run)
+    can_be_undone(run)
     page = write_report(run).read_text(encoding="utf-8")
     turned = undo.flip(scene, models["not"], knowledge)
     assert f"it works on {turned['backdoor']:.1f}" in page and "Whether it can be undone was not tried" not in page
@@ -98,20 +96,22 @@ def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, a
 
 def test_what_comes_next_names_a_client_that_is_there_and_has_not_been_asked_to_leave(tmp_path: Path) -> None:
     run = Run.create(Config.preset("demo", ["partition.clients=3"]), tmp_path / "my demo")
-    (said,) = _next_steps(run)
+    (said,) = next_steps(run)
     assert f"take another client out with `unfed forget '{run.folder.path}' --client 1`; your own" in said
     run.folder.put_request(Entry(1, Request("r", clients=("1",)), "not", "1", now(), 0))
-    assert "unfed forget" not in _next_steps(run)[0]
+    assert "unfed forget" not in next_steps(run)[0]
 
 
 def test_without_a_way_back_nothing_is_said_of_one() -> None:
-    assert told({"reason": "not measured: no public inverse"}, {}, "run") == []
+    assert undone_words({"reason": "not measured: no public inverse"}, {}, "run") == []
 
 
 def test_undone_is_said_of_what_comes_back_beyond_retrain_only() -> None:
     control = {"backdoor": 2.0, "forget": 25.0}
-    assert told({"backdoor": 84.5, "forget": 81.9}, control, "run")[0].startswith("It can be undone: ")
-    assert told({"backdoor": 4.2, "forget": 28.0}, control, "run")[0].startswith("Turned back it shows little more")
+    assert undone_words({"backdoor": 84.5, "forget": 81.9}, control, "run")[0].startswith("It can be undone: ")
+    assert undone_words({"backdoor": 4.2, "forget": 28.0}, control, "run")[0].startswith(
+        "Turned back it shows little more"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -373,7 +373,7 @@ def test_a_spent_budget_stops_after_its_round_and_the_same_command_goes_on(
     with monkeypatch.context() as patched:
         rounds_take(40, patched)
         stopped = paper(*arguments, "--budget", "30m")
-    assert stopped.exit_code == 130 and "The budget of 30m is spent." in stopped.stderr
+    assert stopped.exit_code == 130 and "The budget is spent." in stopped.stderr
     assert not (tmp_path / "paper.html").exists()
     stood = [Run.open(path).folder.numbers(Job(0, None, "train")) for path in tmp_path.glob("runs/*")]
     assert [numbers["round"] for numbers in stood if numbers] == [1], "half an hour is up in the first of two rounds"

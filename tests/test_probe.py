@@ -274,7 +274,7 @@ def test_the_command_shows_a_table_and_writes_the_report(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = str(run.folder.path)
-    monkeypatch.setattr("unfed.cli.probe.effort_of", lambda run, quick, *fits: LITTLE)
+    monkeypatch.setattr("unfed.runs.probe.effort_of", lambda run, quick, *fits: LITTLE)
     monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick"])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("signal.signal", lambda *args: None)
@@ -337,7 +337,7 @@ def test_how_hard_layers_are_fitted_can_be_said(
         efforts.append(given[4])
         return []
 
-    monkeypatch.setattr("unfed.cli.probe.measure", measure)
+    monkeypatch.setattr("unfed.runs.probe.probe", measure)
     for how in ("--quick --rows 40,7 --steps 3 --rates 5e-4", "--rates 0.002", "--quick"):
         code, _, err = command(["probe", str(run.folder.path), "--quiet", *how.split()], monkeypatch, capsys)
         assert code == 0, err

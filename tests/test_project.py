@@ -184,17 +184,17 @@ EXEMPT = (
     "unfed/flower/existing.py:__init__",  # what an app may say of an unlearning, all but three by name
     "unfed/engines/compiled/*.py:*",  # kernels
     "unfed/model/networks/*.py:__init__",  # a network's options
-    "unfed/cli/running.py:demo",  # callbacks of the command line: their parameters are its options
-    "unfed/cli/running.py:run",
-    "unfed/cli/sweep.py:sweep",
+    "unfed/cli/run.py:demo",  # callbacks of the command line: their parameters are its options
+    "unfed/cli/run.py:run",
+    "unfed/cli/studies.py:sweep",
+    "unfed/cli/studies.py:population",
+    "unfed/cli/studies.py:stress",
+    "unfed/cli/studies.py:tune",
     "unfed/cli/paper.py:paper",
-    "unfed/cli/population.py:population",
-    "unfed/cli/tune.py:tune",
-    "unfed/cli/probe.py:probe",
+    "unfed/cli/looking.py:probe",
     "unfed/cli/requests.py:forget",
     "unfed/cli/evidence.py:serve",
-    "unfed/cli/trust.py:request_sign",
-    "unfed/cli/stress.py:stress",
+    "unfed/cli/evidence.py:request_sign",
     "unfed/cli/theory.py:theory",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )

@@ -527,7 +527,7 @@ def test_it_lists_and_asks_and_a_script_says_yes(run: Run, monkeypatch: pytest.M
     code, said = told(run.folder.path, *words)
     assert code != 0 and "read the list with --dry-run, then repeat the command with --yes" in said
     assert files(run.folder.path) == before and not books.tombstones(run.folder.path)
-    monkeypatch.setattr("unfed.cli.purge._at_terminal", lambda: True)
+    monkeypatch.setattr("unfed.cli.requests._at_terminal", lambda: True)
     for answer, done in (("n\n", False), ("y\n", True)):
         found = CliRunner().invoke(app, [*words], input=answer)
         assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from populations import written
 from unfed.cli.main import app
 from unfed.cli.options import read_with_methods
+from unfed.cli.studies import stress as command
 from unfed.config.config import Config
 from unfed.config.tables import PoisonConfig
 from unfed.data import TensorSource, backdoor, camouflage, confuse
@@ -23,7 +25,7 @@ from unfed.measures.population import store
 from unfed.measures.population.store import memorisation, most_memorised
 from unfed.runs.simulated import simulated
 from unfed.studies import grid
-from unfed.studies.stress import CASES, changed, confusions, stress
+from unfed.studies.stress import BOUND, CASES, changed, confusions, stress
 from worlds import Small, slow
 
 
@@ -193,6 +195,11 @@ def test_the_command_says_who_fails(tmp_path: Path) -> None:
     again = json.loads(CliRunner().invoke(app, [*words, "--bound", "101", "--json"]).stdout)
     assert [cell["fails"] for cell in again["cells"]] == [False] * 3
     assert json.loads((tmp_path / "s" / "stress.json").read_text()) == again
+
+
+def test_the_commands_bound_is_that_of_the_study() -> None:
+    """The command states it itself, so that its help need not import the study."""
+    assert signature(command).parameters["bound"].default == BOUND
 
 
 def test_all_methods_are_those_that_run_in_the_setting() -> None:

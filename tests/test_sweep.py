@@ -12,8 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unfed.cli.index import folders
 from unfed.cli.main import app
+from unfed.cli.reports import folders
 from unfed.config.config import Config
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.report.compare import Compared, compared_rows

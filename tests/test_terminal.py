@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import io
-import json
+import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from typing import Any, cast
 
-import click
 import pytest
 import typer
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from unfed.cli import completion
-from unfed.cli.commands import HOMES, PANELS, load
 from unfed.cli.console import Console, between_words
 from unfed.cli.display import Display, print_results, request_line
-from unfed.cli.main import app
+from unfed.cli.main import ORDER, PANELS, app
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
@@ -33,48 +31,57 @@ from worlds import Small
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "pydantic", "jinja2", "safetensors", "PIL")
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], []])
-def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+ROOT = typer.main.get_group(app)
+"""All commands, as a shell finds them."""
+
+
+def called(words: list[str], environment: dict[str, str] | None = None) -> tuple[str, list[str]]:
+    """What the command line prints in a process of its own, and what heavy packages it imported."""
     code = f"import sys; sys.argv = ['unfed', *{words!r}]\nfrom unfed.__main__ import main\n"
-    code += "try: main()\nexcept SystemExit: pass"
+    code += "try: main()\nexcept SystemExit as end: assert not end.code, end.code"
     code += f"\nprint([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stderr.splitlines()[-1] == "[]"
-    assert ("unfed 0." if words == ["--version"] else "Serve a deletion request") in seen.stdout
+    seen = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **(environment or {})},
+    )
+    return seen.stdout, ast.literal_eval(seen.stderr.splitlines()[-1])
 
 
-def test_completing_a_commands_name_imports_no_command() -> None:
-    asked = {"_UNFED_COMPLETE": "complete_bash", "COMP_WORDS": "unfed res", "COMP_CWORD": "1"}
-    code = "import os, sys; from unfed.cli.main import app\ntry: app(prog_name='unfed')\nexcept SystemExit: pass\n"
-    code = f"import os; os.environ.update({asked!r})\n{code}print('torch' in sys.modules, file=sys.stderr)"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.split() == ["resume"] and seen.stderr.split() == ["False"]
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["forget", "--help"]])
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+    said, heavy = called(words)
+    assert heavy == []
+    assert {"--version": "unfed 0.", "--help": "Serve a deletion request", "forget": "What leaves"}[words[0]] in said
 
 
 @pytest.mark.parametrize(
     ("line", "offers"),
     [
-        ("unfed run --me", ["--methods"]),
+        ("unfed res", ["resume"]),
         ("unfed run demo --set training.rounds=2 --q", ["--quiet"]),
         ("unfed methods sh", ["show"]),
         ("unfed sweep demo --over seed=0,1 --o", ["--over", "--out"]),
     ],
 )
-def test_completing_an_option_imports_no_command(line: str, offers: list[str]) -> None:
+def test_a_shell_completes_commands_and_options(
+    line: str, offers: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; that no command imports anything heavy is held below."""
     asked = {"_UNFED_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    code = "import os, sys; from unfed.cli.main import app\ntry: app(prog_name='unfed')\nexcept SystemExit: pass\n"
-    code = f"import os; os.environ.update({asked!r})\n{code}"
-    code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.split() == offers and seen.stderr.strip() == "[]"
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        app(prog_name="unfed")
+    assert capsys.readouterr().out.split() == offers
 
 
-@pytest.mark.parametrize("name", HOMES)
-def test_a_shell_completes_the_options_that_a_command_has(name: str) -> None:
-    """`python tools/reference.py` writes what a shell is told."""
-    assert completion._table()[name] == json.loads(json.dumps(completion.table(load(name))))
-    stand_in = completion.stand_in(name)
-    assert stand_in is not None and isinstance(stand_in, click.Group) == isinstance(load(name), click.Group)
+def test_a_module_with_commands_imports_nothing_heavy_at_its_top() -> None:
+    """So `--help` of every command, and completion, take a fraction of a second."""
+    asked = {"_UNFED_COMPLETE": "complete_bash", "COMP_WORDS": "unfed run --me", "COMP_CWORD": "2"}
+    assert called([], asked) == ("--methods\n", [])
 
 
 def test_commands_stand_in_panels_in_the_order_people_need_them() -> None:
@@ -82,21 +89,29 @@ def test_commands_stand_in_panels_in_the_order_people_need_them() -> None:
     places = [said.index(f"─ {panel} ") for panel in PANELS]
     assert places == sorted(places)
     listed = re.findall(r"^│ ([a-z]+) ", said, re.MULTILINE)
-    assert listed == list(HOMES) and listed.index("demo") < listed.index("forget") < listed.index("paper")
+    assert listed == ORDER and listed.index("demo") < listed.index("forget") < listed.index("paper")
+    assert set(ROOT.commands) == set(ORDER)
 
 
-@pytest.mark.parametrize("name", HOMES)
-def test_every_listed_command_is_there_and_its_line_fits(name: str) -> None:
-    command = load(name)
-    assert command.name == name and (command.help or "").strip()
-    summary = next(e.summary for entries in PANELS.values() for e in entries if e.name == name)
-    assert len(summary) <= 64 and summary.endswith(".")
+@pytest.mark.parametrize("name", ORDER)
+def test_the_first_sentence_of_a_command_fits_its_line_of_the_list(name: str) -> None:
+    summary = (ROOT.commands[name].help or "").strip().split("\n\n")[0]
+    assert 0 < len(summary) <= 64 and summary.endswith(".")
 
 
-def test_every_module_adds_only_what_the_table_lists() -> None:
-    root = typer.main.get_command(app)
-    assert isinstance(root, click.Group)
-    assert {name for name, _ in root.commands.items()} == HOMES.keys()
+@pytest.mark.parametrize(
+    ("command", "panels"),
+    [
+        ("forget", ["Arguments", "What leaves", "How", "When it is done", "Output"]),
+        ("run", ["Arguments", "How", "Output"]),
+        ("status", ["Arguments", "Output"]),
+        ("serve", ["Arguments", "Where it listens", "How"]),
+    ],
+)
+def test_options_are_grouped_and_help_stands_in_the_last_group(command: str, panels: list[str]) -> None:
+    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert re.findall(r"^╭─ (.+?) ─", said, re.MULTILINE) == panels
+    assert "--help" in said.partition(f"─ {panels[-1]} ")[2]
 
 
 # --- eighty columns ---------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_the_command_says_what_was_chosen(small: Small, tmp_path: Path, monkeypa
     def chosen(*args: Any) -> dict[str, Any]:
         return {"trials": 2, "models": 1, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
 
-    monkeypatch.setattr("unfed.cli.tune.choose", chosen)
+    monkeypatch.setattr("unfed.studies.tuning.tune", chosen)
     command = ["tune", "ft", "demo", "--trials", "2", "--population", str(population.folder)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

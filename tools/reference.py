@@ -18,9 +18,8 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from unfed.cli import completion
-from unfed.cli.main import app
-from unfed.cli.methods import as_written
+from unfed.cli.looking import as_written
+from unfed.cli.main import app, complete_help
 from unfed.config.config import Config
 from unfed.config.reading import table_in
 from unfed.config.tables import KeptList
@@ -92,12 +91,16 @@ def cli_page() -> str:
     lines = ["# Command line", "", "Exit codes: 0 done, 2 bad input, 3 a quorum or gate refused, 130 interrupted.", ""]
     command = typer.main.get_command(app)
     assert isinstance(command, click.Group)
+    complete_help(command, click.Context(command))
     lines += _commands("unfed", command)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _commands(prefix: str, group: click.Group) -> Iterator[str]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         words = f"{prefix} {name}"
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         usage = " ".join([words, *(p.make_metavar(click.Context(command)) for p in arguments)])
@@ -164,22 +167,12 @@ def readme(old: str) -> str:
     return f"{before}{start}\n{method_table()}\n{end}{after}"
 
 
-def options_table() -> str:
-    """What a shell completes, one command a line."""
-    root = typer.main.get_command(app)
-    assert isinstance(root, click.Group)
-    told = {name: completion.table(command) for name, command in root.commands.items()}
-    lines = [f"{json.dumps(name)}: {json.dumps(one, ensure_ascii=False)}" for name, one in told.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def pages() -> dict[Path, str]:
     front = ROOT / "README.md"
     return {
         ROOT / "docs/reference/config.md": config_page(),
         ROOT / "docs/reference/cli.md": cli_page(),
         ROOT / "docs/reference/methods.md": methods_page(),
-        ROOT / "src/unfed/cli" / completion.FILE: options_table(),
         front: readme(front.read_text(encoding="utf-8")),
     }
 

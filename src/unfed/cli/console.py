@@ -12,6 +12,7 @@ output is no terminal, a sentence is one line.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 import typer
 from rich import console
 from rich.cells import cell_len
+from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -99,6 +101,21 @@ def _broken(line: Text, width: int, whole: Collection[int], begins: int) -> Text
     return wrapped.append_text(line[start:])
 
 
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def say(*sentences: str) -> None:
+    """Sentences to stdout, each in a line of its own; none of what stands in them is markup."""
+    for sentence in sentences:
+        stdout.print(escape(sentence), soft_wrap=True)
+
+
 def echo(text: str) -> None:
     """Plain text to stdout, for tables and files of text."""
     typer.echo(visible(text))
+
+
+def echo_json(value: Any) -> None:
+    """One JSON value to stdout, for machines."""
+    typer.echo(json.dumps(value))

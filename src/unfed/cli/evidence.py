@@ -1,43 +1,329 @@
-"""The commands around evidence: `bundle` makes it, `verify` checks it, `serve` hands it out."""
+"""The commands of trust: `keys`, `request`, `log`, `bundle`, `verify`, `serve`.
 
-from __future__ import annotations
+They need the extra `unfed[trust]`, which is imported when one of them is given, or by another command in a run that has
+a folder `trust/`, and not before.
+"""
 
 import contextlib
 import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from unfed import storage
-from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, plain_file
-from unfed.errors import UnfedError, typed
-from unfed.folder.folder import RunFolder
-from unfed.folder.handed_out import hand_out
-from unfed.runs.onlooker import keeps_log
-from unfed.runs.record import Record
-from unfed.runs.run import Run
+from unfed.cli.console import echo_json, say
+from unfed.cli.options import HOW, OUTPUT, WHAT, AllowCode, Json, Quiet, RunArgument, out_option, plain_file
+from unfed.errors import UnfedError, UnfedWarning, typed
 
 if TYPE_CHECKING:
+    from unfed.folder.folder import RunFolder
+    from unfed.requests.entry import Entry
+    from unfed.requests.options import RequestOptions
+    from unfed.runs.run import Run
+    from unfed.trust.keys import PublicKey
+    from unfed.trust.log import Checkpoint
     from unfed.trust.verdict import Verdict
 
-stdout = Console(highlight=False)
+keys_app = typer.Typer(help="Keys that sign requests, and whose they are.", no_args_is_help=True)
+request_app = typer.Typer(help="Sign a deletion request; look at a signed one.", no_args_is_help=True)
+log_app = typer.Typer(help="The log of a run: is it whole, who took no part.", no_args_is_help=True)
 
+WHERE = "Where it listens"
+OperatorKey = Annotated[Path, typer.Option("--operator", metavar="FILE.key", help="The operator's private key.")]
 Page = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.html", callback=plain_file, help="Also write a page for the officer, to print."),
+    typer.Option(
+        metavar="FILE.html",
+        callback=plain_file,
+        help="Also write a page for the officer, to print.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 
-def say(sentence: str) -> None:
-    stdout.print(escape(sentence), soft_wrap=True)
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@keys_app.command("new")
+def keys_new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Writes NAME.key and NAME.pub.")], as_json: Json = False
+) -> None:
+    """Draw an Ed25519 key.
+
+    NAME.key stays with its owner, NAME.pub is given away.
+    """
+    from unfed.trust import keys
+
+    made, (private, public) = keys.new(name), keys.files(name)
+    if as_json:
+        echo_json({"id": made.id, "private": str(private), "public": str(public)})
+    else:
+        say(f"Wrote {private} (keep it) and {public} (give it away); the key's id is {made.id}.")
+
+
+@keys_app.command("roster")
+def keys_roster(
+    run: RunArgument,
+    operator: OperatorKey,
+    clients: Annotated[
+        list[str] | None, typer.Argument(metavar="CLIENT=FILE.pub", help="A client and its public key. Repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whose key is whose, signed by the operator.
+
+    The first time, it begins the run's log.
+    """
+    from unfed.folder.folder import RunFolder
+    from unfed.trust import keys, roster, story
+    from unfed.trust.folder import TrustFolder
+    from unfed.trust.log import CHECKPOINTS
+
+    described = RunFolder(run).description()
+    known = described["clients"]
+    given: dict[str, Any] = {}
+    for pair in clients or ():
+        name, sign, file = pair.partition("=")
+        if not (sign and name and file):
+            raise UnfedError(f"Give a client and its key as CLIENT=FILE.pub, not {pair!r}.")
+        if known and name not in known:
+            raise UnfedError(f"This run has no client {name!r}; it has {len(known)}, the first is {known[0]!r}.")
+        if name in given:
+            raise UnfedError(f"Client {name!r} is given two keys; a client has one.")
+        given[name] = keys.public_key(Path(file))
+    trust = TrustFolder.begin(run, operator)
+    found = trust.enrol(given)
+    story.enter(RunFolder(run), trust)  # what happened before the log began
+    if as_json:
+        echo_json(roster.to_json(found))
+    else:
+        number = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
+        say(f"On the roster of {run}: the operator and {number}. Requests go to {found.business}.")
+        say(f"Give clients your public key and {trust.path / CHECKPOINTS}: they sign for this federation (--log).")
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@request_app.command("sign")
+def request_sign(
+    *,
+    key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
+    to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
+    log: Annotated[Path, typer.Option(metavar="FILE", help="Checkpoints of the log of the federation that it is for.")],
+    client: Annotated[
+        str | None, typer.Option(help="You: the client that asks, and leaves as a whole.", rich_help_panel=WHAT)
+    ] = None,
+    classes: Annotated[
+        list[int], typer.Option("--class", help="A class, by the operator's key only.", rich_help_panel=WHAT)
+    ] = [],  # noqa: B006
+    samples: Annotated[
+        Path | None, typer.Option(help="A CSV file `client,position` of your own samples.", rich_help_panel=WHAT)
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model you know of: its digest is recorded.", rich_help_panel=WHAT)
+    ] = None,
+    regime: Annotated[str, typer.Option(help="gdpr, ccpa or voluntary.")] = "gdpr",
+    again: Annotated[str | None, typer.Option(metavar="ID", help="File a request again that was refused.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Until when it can be taken up; default: in 30 days.")] = None,
+    out: Annotated[Path, out_option("The signed request.")],
+    as_json: Json = False,
+) -> None:
+    """Sign a deletion request.
+
+    Samples are only committed to: what opens the commitment goes to OUT.opening.
+    """
+    from unfed import storage
+    from unfed.data import SampleList
+    from unfed.model.digest import digests, fingerprint
+    from unfed.trust import intake, keys, request
+    from unfed.trust.roster import OPERATOR
+
+    own, operator = keys.signing_key(key), keys.public_key(to)
+    opening = None
+    scope: dict[str, Any]
+    if sum((bool(client) and samples is None, bool(classes), samples is not None)) != 1:
+        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
+    if samples is not None:
+        opening = request.Opening.drawn(SampleList.read(samples).samples)
+        scope = {"samples": opening.scope()}
+    else:
+        scope = {"clients": [client]} if client else {"classes": classes}
+    whose = client or (scope["samples"]["client"] if opening else own.id)
+    agent = OPERATOR if own.id == operator.id else whose
+    digest = None if model is None else fingerprint(digests(storage.load(model, "model")[0]))
+    value = request.value(scope, agent, operator.id, digest, regime, expires, again)
+    request.refuse_if_not_its_own(request.read(value))
+    beside = out.with_name(out.name + ".opening")
+    if opening is not None:
+        plain_file(beside)
+    value["log"] = _checkpoint_in(log, operator).origin
+    if opening is not None:  # first: without it the request cannot be served
+        storage.deliver(beside, intake.opening_bytes(opening))
+    storage.deliver(out, request.sign(value, own).to_bytes())
+    if as_json:
+        told = {"id": value["agent-request-id"], "agent": agent, "out": str(out), "expires": value["expires-at"]}
+        echo_json({**told, "opening": str(beside) if opening else None})
+        return
+    say(f"Signed request {value['agent-request-id']} of {agent}, to be taken up until {value['expires-at']}: {out}.")
+    if opening is not None:
+        say(
+            f"What opens its commitment is in {beside}: give it to the operator beside the request, and to no one else."
+        )
+
+
+@request_app.command("check")
+def request_check(
+    run: RunArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed request.")],
+    as_json: Json = False,
+) -> None:
+    """Say whether a run would believe a signed request.
+
+    Nothing is filed, nothing is logged.
+    """
+    from unfed.trust import intake
+    from unfed.trust.canonical import read_file
+    from unfed.trust.folder import TrustFolder
+
+    _, asked = intake.believe(TrustFolder(run), read_file(file, "request"))
+    if as_json:
+        echo_json({**vars(asked), "scope": dict(asked.scope)})
+        return
+    what = {"clients": "all its data", "classes": "classes", "samples": "single samples, by a commitment"}[asked.kind]
+    say(f"Request {asked.id} is believed: {asked.agent} asks to forget {what}, until {asked.expires} ({asked.regime}).")
+
+
+@request_app.command("revoke")
+def request_revoke(
+    request: Annotated[str, typer.Argument(metavar="ID", help="The request's id, as it was signed.")],
+    client: Annotated[str, typer.Option(help="You: the client that asked.")],
+    key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
+    to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
+    out: Annotated[Path, out_option("The signed revocation.")],
+) -> None:
+    """Sign that a request is taken back.
+
+    Once handed in, the request is let go unless it is fulfilled.
+    """
+    from unfed import storage
+    from unfed.trust import keys, revocation
+
+    signed = revocation.sign(request, client, keys.public_key(to).id, keys.signing_key(key))
+    storage.deliver(out, signed.to_bytes())
+    say(f"Signed the revocation of request {request} by {client}: {out}.")
+
+
+@request_app.command("refuse")
+def request_refuse(
+    run: RunArgument,
+    request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
+    reason: Annotated[str, typer.Option(help="Why it is refused; it is signed, and goes to the client.")],
+) -> None:
+    """Refuse a signed request, with a signed reason.
+
+    See GDPR, Article 12(4). The request stays owed and visible, its rows stay out of training, and the client may hand
+    it in again.
+    """
+    from unfed.runs.run import Run
+    from unfed.trust import revocation
+
+    file = revocation.refuse(Run.open(run), request, reason)
+    say(f"Request {request} is refused; it stays owed, and its rows stay out. Send the client the reason: {file}.")
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint_in(file: Path, operator: "PublicKey") -> "Checkpoint":
+    """The last checkpoint in a file that this operator signed; an acknowledgement has one too."""
+    from unfed.trust import acknowledgement, envelope
+    from unfed.trust.canonical import read_file
+    from unfed.trust.log import checkpoint_in
+
+    lines = [line for line in read_file(file, "checkpoint").splitlines() if line.strip()]
+    signed = envelope.read(lines[-1] if lines else b"", "checkpoint")
+    if signed.type == acknowledgement.TYPE:
+        return acknowledgement.verified(signed, [operator]).checkpoint
+    return checkpoint_in(signed, [operator])
+
+
+@log_app.command("check")
+def log_check(
+    run: RunArgument,
+    kept: Annotated[Path | None, typer.Option(help="A checkpoint or an acknowledgement that you kept.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether the log of a run is the one that was signed for.
+
+    It must not be cut, edited or re-ordered. If both files were cut back together, only a checkpoint that was kept
+    elsewhere (`--kept`) shows it.
+    """
+    from unfed.trust.checking import faults_of
+    from unfed.trust.folder import TrustFolder
+
+    trust = TrustFolder(run)
+    theirs = None if kept is None else _checkpoint_in(kept, trust.operator)
+    found, leaves, waiting = faults_of(run, theirs), len(trust.log.lines), trust.log.unsigned()
+    if as_json:
+        echo_json({"whole": not found, "findings": found, "leaves": leaves, "unsigned": len(waiting)})
+        if found:
+            raise typer.Exit(UnfedError.exit_code)
+        return
+    if found:
+        for sentence in found[1:]:
+            say(f"- {sentence}")
+        raise UnfedError(found[0])
+    since = f", and has grown from the {theirs.size} of {theirs.at}" if theirs else ""
+    if waiting:
+        since += f"; the last {len(waiting)} ({', '.join(waiting)}) are not signed for yet: the next command signs them"
+    say(f"The log of {run} has {leaves} leaves and is the one that was signed for{since}.")
+
+
+@log_app.command("prove")
+def log_prove(
+    run: RunArgument,
+    client: Annotated[str, typer.Option(help="The client that took part in no round.")],
+    out: Annotated[Path, out_option("The proof.")],
+    after: Annotated[int | None, typer.Option(help="After this leaf; default: that of the client's request.")] = None,
+) -> None:
+    """Prove that a client was asked to train in no later round.
+
+    Later than its request, or a place in the log that you name. It shows what the log says, not what a
+    server did beside its log.
+    """
+    from unfed import storage
+    from unfed.runs.run import Run
+    from unfed.trust import participation
+    from unfed.trust.folder import TrustFolder
+
+    opened, trust = Run.open(run), TrustFolder(run)
+    if after is None:
+        ids = {entry.request.id for entry in opened.folder.book().entries if client in entry.request.clients}
+        places = [
+            n
+            for n, leaf in enumerate(trust.log.leaves)
+            if leaf["type"] in ("request", "state") and leaf["request"] in ids
+        ]
+        if not places:
+            raise UnfedError(f"No request of client {client!r} stands in the log of {run}; say where with --after.")
+        after = places[0]
+    trust.log.sign(trust.key)
+    proof = participation.prove_absence(trust.log, trust.participants, trust.pseudonyms.known(client), after)
+    shown = participation.verify_absence(proof, [trust.operator])
+    storage.deliver(out, (json.dumps(proof, indent=1) + "\n").encode())
+    say(f"Client {client} was asked to train in none of the {shown.rounds} rounds after leaf {after}: {out}.")
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
 
 
 def bundle(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The evidence bundle.")],
+    out: Annotated[Path, out_option("The evidence bundle.")],
     request: Annotated[
         str | None, typer.Option(metavar="ID", help="The request that was served; default: the only one.")
     ] = None,
@@ -52,6 +338,10 @@ def bundle(
 
     It says which models, who took part, what was measured; no tensors, no sample ids. Evidence, not a guarantee.
     """
+    from unfed.folder.folder import RunFolder
+    from unfed.folder.handed_out import hand_out
+    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.record import Record
     from unfed.trust import bundle as bundles
     from unfed.trust import keys
     from unfed.trust.findings import findings, served
@@ -77,7 +367,7 @@ def bundle(
         _write_page(page, verdict, [own.id], record.folder)
     if as_json:
         told = {"bundle": str(out), "request": entry.request.id, "key": own.id, "proven": verdict.proven}
-        echo(json.dumps({**told, "page": None if page is None else str(page)}))
+        echo_json({**told, "page": None if page is None else str(page)})
     elif not quiet:
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
         public = _public(key or (trust.key_file if trust else None))
@@ -102,9 +392,10 @@ def verify(
     page: Page = None,
     as_json: Json = False,
 ) -> None:
-    """Check an evidence bundle: a decision in four lines, and what is proven and what is not.
+    """Check an evidence bundle, without the run.
 
-    It needs the bundle and the operator's public key, and no run folder. Exit code 2 where something does not hold.
+    It needs the bundle and the operator's public key. It prints a decision in four lines, what is proven and what is
+    not. Exit code 2 where something does not hold.
     """
     from unfed.trust import bundle as bundles
     from unfed.trust import keys
@@ -116,7 +407,7 @@ def verify(
     if page is not None:
         _write_page(page, verdict, [one.id for one in known])
     if as_json:
-        echo(json.dumps({name: own for name, own in vars(verdict).items() if name != "statement"}))
+        echo_json({name: own for name, own in vars(verdict).items() if name != "statement"})
         return
     say(told(verdict))
 
@@ -127,8 +418,10 @@ def _refuse_one_place(bundle: Path, page: Path | None) -> None:
         raise UnfedError(f"--page {page} would take the place of the evidence itself; name another file.")
 
 
-def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder | None = None) -> None:
+def _write_page(path: Path, verdict: "Verdict", keys: list[str], folder: "RunFolder | None" = None) -> None:
     """Write the page of a bundle; whose run is at hand, it is entered there."""
+    from unfed import storage
+    from unfed.folder.handed_out import hand_out
     from unfed.trust.page import page
 
     data = page(verdict, keys).encode()
@@ -140,28 +433,49 @@ def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder
 
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="The loopback address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8640,
+    host: Annotated[str, typer.Option(help="The loopback address to listen on.", rich_help_panel=WHERE)] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="The port; 0 takes a free one.", rich_help_panel=WHERE),
+    ] = 8640,
     names: Annotated[
-        list[str], typer.Option("--name", help="The public name that your reverse proxy passes on. Repeatable.")
+        list[str],
+        typer.Option(
+            "--name", help="The public name that your reverse proxy passes on. Repeatable.", rich_help_panel=WHERE
+        ),
     ] = [],  # noqa: B006
     token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file of tokens, one a line; made if it is not there.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of tokens, one a line; made if it is not there.", rich_help_panel=WHERE
+        ),
     ] = None,
-    largest: Annotated[int, typer.Option(min=1024, help="Bytes that a call may send.")] = 1 << 20,
-    method: Annotated[str, typer.Option(help="By which method what comes in is served.")] = "sealed",
-    until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
+    largest: Annotated[
+        int, typer.Option(metavar="BYTES", min=1024, help="Bytes that a call may send.", rich_help_panel=WHERE)
+    ] = 1 << 20,
+    method: Annotated[str, typer.Option(help="The method that serves what comes in.", rich_help_panel=HOW)] = "sealed",
+    until: Annotated[
+        str, typer.Option(help="`recovered`, `forgotten`, rounds, or `recovered,40`.", rich_help_panel=HOW)
+    ] = "recovered",
     together: Annotated[
-        bool, typer.Option("--together", help="What waits at the same time shares one recovery, where it can.")
+        bool,
+        typer.Option(
+            "--together", help="What waits at the same time shares one recovery, where it can.", rich_help_panel=HOW
+        ),
     ] = False,
-    work: Annotated[bool, typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.")] = False,
+    work: Annotated[
+        bool,
+        typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.", rich_help_panel=HOW),
+    ] = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Take signed requests, show the queue, hand out answers and evidence.
+    """Take signed requests over the network; show the queue.
 
-    It listens on this machine only; put a reverse proxy with TLS before it. Requests count by their signature.
+    It hands out answers and evidence. It listens on this machine only; put a reverse proxy with TLS before it. Requests
+    count by their signature.
     """
     from unfed.requests.options import RequestOptions
+    from unfed.runs.run import Run
     from unfed.trust.desk import Desk
     from unfed.trust.intake import Handling
     from unfed.trust.listening import Address, Listener, tokens_in
@@ -181,6 +495,88 @@ def serve(
     say("Ended; what was taken is filed and logged.")
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (bundle, verify, serve):
-        app.command()(command)
+# --- what other commands do in a run that keeps a log -----------------------------------------------------------------
+
+
+def received(
+    run: "Run",
+    signed: Path,
+    opening: Path | None,
+    handling: tuple[str | None, str | None, int | None, "RequestOptions"],
+) -> tuple[str, str]:
+    """Take a signed request in: its id, and a sentence.
+
+    It is to be handled like this: method, until, seed, options.
+    """
+    from unfed.trust import acknowledgement, intake
+    from unfed.trust.canonical import read_file
+    from unfed.trust.folder import TrustFolder
+
+    opened = None if opening is None else intake.opening_in(read_file(opening, "opening"))
+    taken = intake.receive(run, read_file(signed, "request"), opened, intake.Handling(*handling))
+    trust, name = TrustFolder(run.folder.path), taken.entry.request.id
+    due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
+    answer = trust.acknowledgement_file(name)
+    return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
+
+
+def revoked(run: "Run", name: str, file: Path) -> "Entry":
+    """Let a request go by the signed revocation in a file."""
+    from unfed.trust import envelope, revocation
+    from unfed.trust.canonical import read_file
+
+    data = read_file(file, "revocation")
+    told = envelope.shown(envelope.read(data, "revocation"))
+    if not isinstance(told, dict) or told.get("agent-request-id") != name:
+        raise UnfedError(f"{file} does not revoke request {name!r}; give the right file.")
+    return revocation.receive(run, data)
+
+
+@contextmanager
+def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
+    """Enter in the log what a command does in this block, where the run keeps one.
+
+    Without the operator's key it is not begun.
+    """
+    from unfed.runs.onlooker import keeps_log
+
+    if not keeps_log(folder.path):
+        yield
+        return
+    from unfed.trust import story
+    from unfed.trust.folder import TrustFolder
+
+    trust = TrustFolder(folder.path)
+    trust.require_key()
+    yield
+    story.enter(folder, trust, purged)
+
+
+def due_dates(run: Path) -> dict[str, str]:
+    """By when each signed request was promised to be dealt with, by its id."""
+    from unfed.runs.onlooker import keeps_log
+
+    if not keeps_log(run):
+        return {}
+    try:
+        from unfed.trust.folder import TrustFolder
+
+        leaves = TrustFolder(run).log.leaves
+    except UnfedError as error:  # where a run stands can be said all the same
+        warnings.warn(f"When signed requests are due is not known: {error}", UnfedWarning, stacklevel=2)
+        return {}
+    return {leaf["request"]: leaf["expected_by"] for leaf in leaves if leaf["type"] == "acknowledgement"}
+
+
+def log_faults(run: Path) -> list[str]:
+    """What is wrong with the log of a run, one sentence each; nothing where it keeps none."""
+    from unfed.runs.onlooker import keeps_log
+
+    try:
+        if not keeps_log(run):
+            return []
+    except UnfedError:  # a damaged state, which whoever reads the folder has named already
+        return []
+    from unfed.trust.checking import faults_of
+
+    return faults_of(run)

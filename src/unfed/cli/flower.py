@@ -1,38 +1,18 @@
-"""The commands for Flower.
-
-`unfed flower init` writes the app, `unfed flower costs` shows what crossed.
-"""
-
-from __future__ import annotations
+"""The commands for Flower: `init` writes the app, `costs` shows what crossed."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import json_checks as its
-from unfed import storage
-from unfed.cli.console import Console
+from unfed.cli.console import echo_json, say, stdout
 from unfed.cli.options import Json
 from unfed.errors import UnfedError, extra
-from unfed.folder.clients import flower_runs
-from unfed.folder.folder import RunFolder
-from unfed.folder.schema import Fits, checked
-from unfed.report.units import bytes_text
 
-stdout = Console(highlight=False)
-flower_app = typer.Typer(help="Flower: the same unlearning on real, separate machines.", no_args_is_help=True)
-_TRAFFIC = its.table_with({"inbound-bytes": its.is_count, "outbound-bytes": its.is_count})
-LISTED: Fits = (
-    "a list of runs, each with run-id and network-traffic",
-    its.list_of(its.table_with({"run-id": its.either(its.is_text, its.is_whole), "network-traffic": _TRAFFIC})),
-)
-AGAIN = "write it again with `flwr ls --format json`"
+app = typer.Typer(help="The same on real, separate machines.", no_args_is_help=True)
 
 TEMPLATE = """# A Flower app that is this one file: both components come from the installed package.
 #   flwr run . --stream                                            train, unlearn, evaluate
@@ -98,13 +78,18 @@ unlearning.rounds = 5
 """
 
 
-@flower_app.command()
+@app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the app goes.")],
     nodes: Annotated[int, typer.Option(min=1, help="How many clients the federation has.")] = 4,
     run_folder: Annotated[Path | None, typer.Option(help="Where results go; default DIR/run.")] = None,
 ) -> None:
-    """Write a Flower app, one pyproject.toml; `flwr run DIR` runs it."""
+    """Write a Flower app, one pyproject.toml.
+
+    `flwr run DIR` runs it.
+    """
+    from unfed import storage
+
     if importlib.util.find_spec("flwr") is None:
         raise UnfedError(f"Flower is not installed; install it with {extra('flower')}.")
     file = folder / "pyproject.toml"
@@ -114,16 +99,22 @@ def init(
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "unfed-app"
     text = TEMPLATE.format(name=name, version=unfed.__version__, folder=where, nodes=nodes)
     storage.deliver(file, text.encode())
-    stdout.print(escape(f"Wrote {file}. Start a SuperLink and {nodes} SuperNodes, then: flwr run {folder} --stream"))
+    say(f"Wrote {file}. Start a SuperLink and {nodes} SuperNodes, then: flwr run {folder} --stream")
 
 
-@flower_app.command()
+@app.command()
 def costs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     ls: Annotated[Path | None, typer.Option(help="Output of `flwr ls --format json`, for Flower's own count.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What crossed: by the paper's rule, as tensors, as messages; and, beside it, Flower's own figures."""
+    """Show what crossed: by the paper's rule, as tensors, as messages.
+
+    With --ls, Flower's own figures stand beside it.
+    """
+    from unfed.folder.folder import RunFolder
+    from unfed.report.units import bytes_text
+
     folder = RunFolder(run)
     folder.description()
     jobs: dict[str, dict[str, int]] = {}
@@ -135,7 +126,7 @@ def costs(
             jobs[name] = {kind: int(value) for kind, value in zip(kinds, crossed, strict=True)}
     flower = _traffic(run, ls) if ls is not None else []
     if as_json:
-        typer.echo(json.dumps({"jobs": jobs, "flower": flower}))
+        echo_json({"jobs": jobs, "flower": flower})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "models (4 bytes × P)", "tensors", "messages"):
@@ -145,20 +136,23 @@ def costs(
     stdout.print(table)
     for found in flower:
         total = bytes_text(found["inbound-bytes"] + found["outbound-bytes"])
-        stdout.print(
-            escape(f"Flower run {found['run']}: {total} through the SuperLink, evaluation and queries included.")
-        )
+        say(f"Flower run {found['run']}: {total} through the SuperLink, evaluation and queries included.")
 
 
 def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:
     """Flower's own count of the runs that worked in this folder."""
+    from unfed import json_checks as its
+    from unfed import storage
+    from unfed.folder.clients import flower_runs
+    from unfed.folder.schema import checked
+
     own = {entry["run"] for entry in flower_runs(run)}
     if not own:
         return []
-    told = checked(storage.read_json(ls, "list of Flower runs"), str(ls), {"runs": LISTED}, remedy=AGAIN)
+    traffic = its.table_with({"inbound-bytes": its.is_count, "outbound-bytes": its.is_count})
+    run_id = its.either(its.is_text, its.is_whole)
+    runs = its.list_of(its.table_with({"run-id": run_id, "network-traffic": traffic}))
+    listed = {"runs": ("a list of runs, each with run-id and network-traffic", runs)}
+    again = "write it again with `flwr ls --format json`"
+    told = checked(storage.read_json(ls, "list of Flower runs"), str(ls), listed, remedy=again)
     return [{"run": str(r["run-id"]), **r["network-traffic"]} for r in told["runs"] if str(r["run-id"]) in own]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Make these commands known."""
-    app.add_typer(flower_app, name="flower")

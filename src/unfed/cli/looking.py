@@ -1,41 +1,48 @@
-"""The commands that look at a run: `unfed status`, `unfed evaluate`."""
-
-from __future__ import annotations
+"""The commands that look: `status`, `evaluate`, `check`, `probe`, `methods`."""
 
 import json
+import math
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from unfed import storage
-from unfed.cli.check import refuse_damaged
-from unfed.cli.console import Console
-from unfed.cli.display import clock_text, percent, request_line
-from unfed.cli.logged import due_dates
-from unfed.cli.options import AllowCode, Json, RunArgument, Seed
-from unfed.errors import UnfedError
-from unfed.measures import metrics
-from unfed.model.params import cast, check_like
-from unfed.report import wording
-from unfed.runs.in_force import in_force
-from unfed.runs.run import Run
-from unfed.runs.status import status as status_of
-from unfed.values import is_measured
+from unfed.cli.console import Console, echo_json, say, stderr, stdout
+from unfed.cli.options import HOW, AllowCode, Json, Quiet, RunArgument, Seed, Sets
+from unfed.errors import Refused, UnfedError, counted
 
-stdout = Console(highlight=False)
+if TYPE_CHECKING:
+    from unfed.methods import Method
+    from unfed.runs.probe import Step
+
+WHICH = "Which models"
+Number = TypeVar("Number", int, float)
+WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model before"}
+LONG = 15.0
+"""Seconds of silence after which a log names what goes on."""
 
 
 def status(run: RunArgument, as_json: Json = False) -> None:
-    """Where a run stands: round, accuracy, time left, every request, how to go on."""
+    """Where a run stands: rounds, requests, which model is in force.
+
+    Also accuracy, time left, and how to go on.
+    """
+    from unfed.cli.display import clock_text, percent, request_line
+    from unfed.cli.evidence import due_dates
+    from unfed.report import wording
+    from unfed.runs.run import Run
+    from unfed.runs.status import status as status_of
+
     opened = Run.open(run)
     found = status_of(opened)
     due = due_dates(opened.folder.path)
     found["requests"] = [{**request, "expected_by": due.get(request["id"])} for request in found["requests"]]
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found['state']}")
     table, words = Table(box=None, pad_edge=False), wording.of(opened.description)
@@ -55,23 +62,35 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     several = len(found["in_force"]) > 1
     for model in found["in_force"]:
         of = f" (seed {model['seed']})" if several else ""
-        stdout.print(f"In force{of}: {escape(model['sentence'])}.", soft_wrap=True)
+        say(f"In force{of}: {model['sentence']}.")
     if found["state"] == "running":
-        stdout.print(f"About {clock_text(found['seconds_left'])} left.")
+        say(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "waiting":
-        stdout.print(f"What waits is served by {escape(opened.going_on)}.", soft_wrap=True)
+        say(f"What waits is served by {opened.going_on}.")
     elif found["state"] == "interrupted":
-        stdout.print(f"Go on with {escape(opened.going_on)}.", soft_wrap=True)
+        say(f"Go on with {opened.going_on}.")
 
 
 def evaluate(
     run: RunArgument,
-    model: Annotated[Path | None, typer.Option(help="A safetensors file; default: the model in force.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A safetensors file; default: the model in force.", rich_help_panel=HOW)
+    ] = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Score a model on the run's own data: retain, forget, test, membership inference, backdoor."""
+    """Score a model on the run's own data.
+
+    Accuracy on retained, forgotten and test rows, membership inference, and the backdoor if there is one.
+    """
+    from unfed import storage
+    from unfed.measures import metrics
+    from unfed.model.params import cast, check_like
+    from unfed.runs.in_force import in_force
+    from unfed.runs.run import Run
+    from unfed.values import is_measured
+
     opened = Run.open(run)
     one = opened.one_seed(seed)
     world = opened.world(one)
@@ -90,17 +109,260 @@ def evaluate(
     requests = opened.scope(one)
     found = world.evaluator(requests)(params).numbers
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     forgotten = ", ".join(r.id for r in requests) or "nothing"
-    what = str(model) if model is not None else in_force(opened, one).sentence
-    stdout.print(f"Model: {escape(what)}.", soft_wrap=True)
+    say(f"Model: {str(model) if model is not None else in_force(opened, one).sentence}.")
     table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in found.items():
         table.add_row(name, metrics.written(name, value) if is_measured(value) else escape(str(value)))
     stdout.print(table)
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (status, evaluate):
-        app.command()(command)
+def check(run: RunArgument, as_json: Json = False) -> None:
+    """Say whether a run folder is whole.
+
+    Whole means: nothing torn, edited, replaced or lost. It reads everything and changes nothing. What was purged on
+    purpose has a tombstone and counts as whole. Exit code 2 if something is wrong.
+    """
+    from unfed.cli.evidence import log_faults
+    from unfed.folder import check as checking
+    from unfed.folder.folder import RunFolder
+
+    found = checking.check(RunFolder(run))
+    found.findings += log_faults(run)
+    if as_json:
+        echo_json({"whole": found.whole, "findings": found.findings, "counted": found.counted})
+        if not found.whole:
+            raise typer.Exit(UnfedError.exit_code)
+        return
+    if found.whole:
+        there = ", ".join(counted(number, what.removesuffix("s")) for what, number in found.counted.items())
+        say(f"{run} is whole: {there}.")
+        return
+    first, *others = found.findings
+    say(*(f"- {sentence}" for sentence in others))
+    more = f" ({len(others)} more above)" if others else ""
+    raise UnfedError(f"{run} is not whole{more}: {first}")
+
+
+def refuse_damaged(run: Path) -> None:
+    """Refuse a folder that `unfed check` refuses, before a model of it is used."""
+    from unfed.cli.evidence import log_faults
+    from unfed.folder import check as checking
+    from unfed.folder.folder import RunFolder
+
+    if findings := [*checking.check(RunFolder(run)).findings, *log_faults(run)]:
+        raise UnfedError(f"{run} is not whole: {findings[0]}")
+
+
+# --- can it be undone? ------------------------------------------------------------------------------------------------
+
+
+def probe(
+    run: RunArgument,
+    request: Annotated[
+        str | None, typer.Option(help="Which request, by its id; default: all.", rich_help_panel=WHICH)
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Whose model; default: all but Retrain's.", rich_help_panel=WHICH)
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A coarse grid: for a first look, or a large model.", rich_help_panel=HOW)
+    ] = False,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows that layers are fitted on: `100,1000`.", rich_help_panel=HOW)
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="After how many steps a fit is looked at: `100,600`.", rich_help_panel=HOW)
+    ] = None,
+    rates: Annotated[str | None, typer.Option(help="Rates of the fits: `0.002,0.0005`.", rich_help_panel=HOW)] = None,
+    seed: Seed = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try to undo what a run has forgotten.
+
+    It shows how much comes back, beside Retrain and the model before. It inverts what has a public inverse, fits layers
+    on a few retained rows, trains on, mixes in forgotten rows, and measures distances. Each piece is kept as soon as it
+    is there: given again, the command goes on where it was.
+    """
+    from unfed.api import write_report
+    from unfed.runs.probe import effort_of
+    from unfed.runs.probe import probe as measure
+    from unfed.runs.run import Run
+
+    fits = _numbers("--rows", rows, int), _numbers("--steps", steps, int), _numbers("--rates", rates, float)
+    opened = Run.open(run)
+    with _Steps(stderr, silent=as_json or quiet) as said:
+        found = measure(opened, seed, request, method, effort_of(opened, quick, *fits), said)
+    report = write_report(opened)
+    if as_json:
+        echo_json(found)
+    elif not quiet:
+        for one in found:
+            _tell_undone(one)
+        say(f"Report: {report}")
+
+
+def _numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:
+    """The numbers above 0 that an option gives, from small to large; none where it was not given."""
+    if text is None:
+        return ()
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 < number < math.inf for number in found):
+        example, what = ("100,1000", "whole numbers") if kind is int else ("0.002,0.0005", "numbers")
+        raise UnfedError(f"{option} takes {what} above 0 with commas, such as {example}, not {text!r}.")
+    return tuple(found)
+
+
+class _Steps:
+    """Live progress on a terminal; where there is none, a line for each model.
+
+    When a piece is long in coming, it is named too.
+    """
+
+    def __init__(self, console: Console, silent: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console, self._silent, self._told = console, silent, time.monotonic()
+        columns = TextColumn("Probing {task.description}"), BarColumn(bar_width=8), TimeElapsedColumn()
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("…", total=1)
+
+    def __enter__(self) -> "_Steps":
+        if not self._silent and self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: "Step") -> None:
+        what = f"{step.target}, {step.measurement}{WHOSE[step.who]}" if step.measurement else step.target
+        self._progress.update(self._task, description=escape(what), completed=max(step.number - 1, 0), total=step.of)
+        late = time.monotonic() - self._told > LONG
+        if not self._silent and not self._console.is_terminal and (late or not step.measurement):
+            where = f" ({step.number} of {step.of})" if step.measurement else ""
+            self._console.print(f"Probing {escape(what)}{where} …", soft_wrap=True)
+            self._told = time.monotonic()
+
+
+def _tell_undone(found: Mapping[str, Any]) -> None:
+    from unfed.report.undo_section import sentence
+    from unfed.report.undo_table import COLUMNS, grid
+
+    title = f"Request {found['request']}, {found['title']}, seed {found['seed']}"
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for name in COLUMNS.values():
+        table.add_column(name.format(title=escape(str(found["title"]))), justify="right")
+    body, notes = grid([found])
+    for row, cells in body:
+        table.add_row(row, *(escape(cell) for cell in cells))
+    stdout.print(table)
+    say(*notes, sentence([found]), "")
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+methods_app = typer.Typer(help="What methods need, serve and can be set to.")
+
+
+@methods_app.callback(invoke_without_command=True)
+def methods(context: typer.Context, as_json: Json = False) -> None:
+    """What methods need, serve and can be set to."""
+    if context.invoked_subcommand:
+        return
+    from unfed.data.scope import Kind
+    from unfed.methods import METHODS
+    from unfed.methods.base import NEEDS
+
+    if as_json:
+        echo_json(
+            {
+                name: {"title": m.title, "where": _where(m), "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
+                for name, m in METHODS.items()
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "method", "where", "takes out", "needs"):
+        table.add_column(column)
+    for name, method in METHODS.items():
+        takes = "anything" if len(method.scopes) == len(get_args(Kind)) else ", ".join(sorted(method.scopes))
+        where = "both" if len(_where(method)) > 1 else _where(method)[0]
+        table.add_row(name, method.title, where, takes, ", ".join(sorted(method.needs)))
+    stdout.print(table)
+    say("\ncentral: one model and one data set, without clients")
+    say("anything: a client, a class or single samples (instances)")
+    say(*(f"{need}: {says}" for need, says in NEEDS.items()))
+    say("\nWhere one comes from, and its hyperparameters: unfed methods show NAME")
+
+
+def _where(method: type["Method"]) -> list[str]:
+    """The settings that a method is made for."""
+    from unfed.methods import Central
+
+    federated, central = not issubclass(method, Central), not method.federation_only
+    return ["federated"] * federated + ["central"] * central
+
+
+def as_written(default: Any) -> str:
+    """A default as one writes it in a config or after --set; one without a value is left out there."""
+    if default is None:
+        return "not set"
+    return json.dumps(default) if isinstance(default, bool | tuple) else str(default)
+
+
+@methods_app.command("show")
+def methods_show(
+    name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")], allow_code: AllowCode = False
+) -> None:
+    """Show one method: what it is, what it needs, its hyperparameters.
+
+    Beside each default stands where it comes from.
+    """
+    from unfed.methods import find
+
+    method = find(name, "NAME")
+    stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
+    say(f"Reference: {method.cite}")
+    say(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("hyperparameter", "default", "meaning", "source"):
+        table.add_column(column)
+    for option, default, says, source in method.options():
+        table.add_row(option, escape(as_written(default)), escape(says), source)
+    stdout.print(table if method.options() else "It has no hyperparameters.")
+
+
+@methods_app.command("check")
+def methods_check(
+    where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
+    sets: Sets = [],  # noqa: B006  (typer reads the default, and no command changes it)
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Check a method against the contract, on digits.
+
+    Clean views, resume, honest needs, ledger, engines equal.
+    """
+    from unfed.methods import find
+    from unfed.testing import conformance
+
+    claims = []
+    for claim in conformance.check(find(where, "FILE"), sets):
+        claims.append(claim)
+        if not as_json:
+            mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"
+            stdout.print(f"{mark} {escape(claim.name)}: {escape(claim.saw)}", soft_wrap=True)
+    if as_json:
+        echo_json([vars(claim) for claim in claims])
+    broken = sum(not claim.held for claim in claims)
+    if broken:
+        raise Refused(f"{broken} of {len(claims)} claims do not hold; mend the method and check again.")

@@ -1,7 +1,5 @@
 """What several commands have, and mean the same by."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -9,38 +7,41 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from unfed import plugins, storage
-from unfed.cli.console import Console
-from unfed.config.config import Config, presets
+from unfed import plugins
+from unfed.cli.console import stderr
 from unfed.errors import UnfedError
-from unfed.methods import METHODS
-from unfed.methods.base import runs_in
-from unfed.runs.progress import Deadline, OutOfTime, Watch
-from unfed.runs.record import Record
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")]
-ConfigArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A TOML file, or a preset such as `demo` or `cifar10-cnn`.")
-]
-Methods = Annotated[str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")]
-Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
-Budget = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="When this time is up, end the round, save, stop: `90s`, `9m`, `1.5h`."),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
+if TYPE_CHECKING:
+    from unfed.config.config import Config
+    from unfed.runs.progress import Watch
+    from unfed.runs.record import Record
 
-Track = Annotated[
-    list[str], typer.Option("--track", help="Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.")
-]
+WHAT, HOW, WHEN, OUTPUT = "What leaves", "How", "When it is done", "Output"
+"""The groups in which `--help` shows the options of most commands."""
+
+
+def out_option(text: str, file: bool = True) -> Any:
+    """`--out` of a command; without `file` it names a folder."""
+    return typer.Option("--out", "-o", callback=plain_file if file else None, help=text, rich_help_panel=OUTPUT)
+
+
+def plain_file(value: Path | None) -> Path | None:
+    """A file that a command is to write, refused before any work where it cannot or must not be written."""
+    if value is not None:
+        from unfed import storage
+
+        if not value.absolute().parent.is_dir():
+            raise UnfedError(f"There is no folder {value.parent} to write {value.name} into; make it first.")
+        storage.refuse_other(value)
+        with suppress(OSError), open(value, "rb") as file:
+            if file.read(10) == b"-----BEGIN":
+                raise UnfedError(f"{value} holds a key, and a key is not replaced; name another file.")
+    return value
 
 
 def _allow(context: typer.Context, value: bool) -> bool:
@@ -51,26 +52,52 @@ def _allow(context: typer.Context, value: bool) -> bool:
     return value
 
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A TOML file, or a preset such as `demo` or `cifar10-cnn`.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", rich_help_panel=OUTPUT)]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        help="Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Methods = Annotated[
+    str | None, typer.Option(help="Methods instead of the config's: `not,ft,retrain`.", rich_help_panel=HOW)
+]
+MethodsOrAll = Annotated[
+    str | None,
+    typer.Option("--methods", help="Methods instead of the config's: `not,ft`, or `all`.", rich_help_panel=HOW),
+]
+Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.", rich_help_panel=HOW)]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="When this time is up, save and stop: `90s`, `9m`, `1.5h`.", rich_help_panel=HOW),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=HOW)]
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.", rich_help_panel=HOW),
+]
 AllowCode = Annotated[
     bool,
-    typer.Option("--allow-code", callback=_allow, help="Run the code that the config or the run folder names."),
+    typer.Option(
+        "--allow-code",
+        callback=_allow,
+        help="Run the code that the config or the run folder names.",
+        rich_help_panel=HOW,
+    ),
 ]
 
 
-def plain_file(value: Path | None) -> Path | None:
-    """A file that a command is to write, refused before any work where it cannot or must not be written."""
-    if value is not None:
-        if not value.absolute().parent.is_dir():
-            raise UnfedError(f"There is no folder {value.parent} to write {value.name} into; make it first.")
-        storage.refuse_other(value)
-        with suppress(OSError), open(value, "rb") as file:
-            if file.read(10) == b"-----BEGIN":
-                raise UnfedError(f"{value} holds a key, and a key is not replaced; name another file.")
-    return value
-
-
-def read_config(name: str, sets: list[str]) -> Config:
+def read_config(name: str, sets: list[str]) -> "Config":
     """The config of a file, or of a preset where no such file is there."""
+    from unfed.config.config import Config, presets
+
     known = not Path(name).exists() and name in presets()
     return Config.preset(name, sets) if known else Config.read(name, sets)
 
@@ -85,7 +112,7 @@ def chosen(methods: str, every: list[str] | None = None) -> str:
     return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
 
 
-def read_with_methods(name: str, sets: list[str], methods: str | None, serving: bool = False) -> Config:
+def read_with_methods(name: str, sets: list[str], methods: str | None, serving: bool = False) -> "Config":
     """The config with `--methods` in the place of its own; `all` are those that run in its setting.
 
     With `serving` they are those that can serve its request, too.
@@ -94,6 +121,9 @@ def read_with_methods(name: str, sets: list[str], methods: str | None, serving: 
         return read_config(name, sets)
     if methods != "all":
         return read_config(name, [*sets, chosen(methods)])
+    from unfed.methods import METHODS
+    from unfed.methods.base import runs_in
+
     config = read_config(name, sets)
     kinds = [request.kind for request in config.requests()] if serving else []
     made = {label: config.method(label) for label in METHODS}
@@ -106,8 +136,10 @@ def with_device(sets: list[str], device: str | None) -> list[str]:
     return [*sets, f'device="{device}"'] if device else list(sets)
 
 
-def watched_until(watch: Watch, moment: float | None) -> Watch:
+def watched_until(watch: "Watch", moment: float | None) -> "Watch":
     """The same watch, which has the work saved and stopped after the round in which a moment passes."""
+    from unfed.runs.progress import Deadline
+
     return watch if moment is None else Deadline(watch, lambda: time.monotonic() >= moment)
 
 
@@ -122,12 +154,17 @@ def moment_of(budget: str | None) -> float | None:
 
 
 @contextmanager
-def resumable(run: Record) -> Iterator[None]:
-    """Whatever is interrupted here can be gone on with, and is told how."""
+def resumable(run: "Record | None" = None) -> Iterator[None]:
+    """When it is interrupted in this block, a command says how to go on, and ends with 130.
+
+    A run goes on by `unfed resume`, other work by the same command.
+    """
+    from unfed.runs.progress import OutOfTime
+
     try:
         yield
     except KeyboardInterrupt as stop:
-        stderr = Console(stderr=True, highlight=False)
         why = "The budget is spent." if isinstance(stop, OutOfTime) else "Interrupted."
-        stderr.print(f"{why} Nothing is lost: go on with `{escape(run.command('resume'))}`.", soft_wrap=True)
+        how = "give the same command again" if run is None else f"go on with `{escape(run.command('resume'))}`"
+        stderr.print(f"{why} Nothing is lost: {how}.", soft_wrap=True)
         sys.exit(130)

@@ -1,102 +1,129 @@
-"""The commands for deletion requests.
-
-`unfed forget` files one and serves what waits, `unfed withdraw` lets one go.
-"""
-
-from __future__ import annotations
+"""The commands for deletion requests: `forget`, `withdraw`, `purge`, `lineage`."""
 
 import getpass
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from unfed.api import write_report
-from unfed.cli.console import Console
-from unfed.cli.display import percent, shown
-from unfed.cli.logged import entered, received, revoked
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
-from unfed.data import Request, SampleList
+from unfed.cli.console import echo_json, say, stdout
+from unfed.cli.options import HOW, WHAT, WHEN, AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.errors import Refused, UnfedError
-from unfed.measures import trajectory
-from unfed.report import wording
-from unfed.report.words import again_words, left_before
-from unfed.requests.entry import now
-from unfed.requests.options import RequestOptions
-from unfed.requests.reversible import inverse_of
-from unfed.runs.in_force import in_force
-from unfed.runs.lineage import ending
-from unfed.runs.onlooker import logged, request_name
-from unfed.runs.run import Outcome, Run
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from unfed.folder.purge import Outcome
+    from unfed.requests.book import Tombstone
+    from unfed.requests.options import RequestOptions
+    from unfed.runs.record import Record
+    from unfed.runs.run import Run
 
 
 def forget(
     run: RunArgument,
-    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.")] = [],  # noqa: B006
-    classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
-    samples: Annotated[Path | None, typer.Option(help="A CSV file of samples: `row`, or `client,position`.")] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="See `unfed methods`. Default: not, which can be undone, or as last time."),
-    ] = None,
-    deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="`recovered`, `forgotten`, `recovered,forgotten`, or a number of rounds; `forgotten,40`: at most 40"
-            " rounds. Default: recovered, or as last time."
-        ),
-    ] = None,
-    within: Annotated[
-        float | None, typer.Option(help="Points of validation accuracy that may be missing to be `recovered`.")
-    ] = None,
-    layers: Annotated[str | None, typer.Option(help="The method's layers, with commas: `conv1,conv2`.")] = None,
-    sets: Annotated[
-        list[str], typer.Option("--set", help="A hyperparameter of the method: `KEY=VALUE`. Repeatable.")
+    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.", rich_help_panel=WHAT)] = [],  # noqa: B006
+    classes: Annotated[
+        list[int], typer.Option("--class", help="A class to forget. Repeatable.", rich_help_panel=WHAT)
     ] = [],  # noqa: B006
-    max_drop: Annotated[
-        float | None,
-        typer.Option(help="Points of validation accuracy that the model may lose and still come into force."),
+    samples: Annotated[
+        Path | None, typer.Option(help="A CSV file of samples: `row`, or `client,position`.", rich_help_panel=WHAT)
     ] = None,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="Put the model in force though the gate says no; it is written down.")
+    deleted: Annotated[
+        bool,
+        typer.Option("--deleted", help="The data is gone: no client is asked to train on it.", rich_help_panel=WHAT),
     ] = False,
-    name: Annotated[
-        str | None, typer.Option("--id", help="The request's id; alone, it tries a known request again.")
-    ] = None,
-    expires: Annotated[str | None, typer.Option(help="A date by which it must be begun: `2026-01-31`.")] = None,
     signed: Annotated[
-        Path | None, typer.Option("--request", metavar="FILE", help="A signed request, in the place of what to forget.")
+        Path | None,
+        typer.Option("--request", metavar="FILE", help="A signed request says what leaves.", rich_help_panel=WHAT),
     ] = None,
     opening: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What opens a signed request's commitment to samples.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Opens a signed request's commitment to its samples.", rich_help_panel=WHAT),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--id", help="The request's id. Alone, it tries a known request again.", rich_help_panel=WHAT),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="See `unfed methods`. Default: as last time, else `not`, which can be undone.", rich_help_panel=HOW
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="The method's layers, with commas: `conv1,conv2`.", rich_help_panel=HOW)
+    ] = None,
+    sets: Annotated[
+        list[str],
+        typer.Option("--set", help="A hyperparameter of the method: `KEY=VALUE`. Repeatable.", rich_help_panel=HOW),
+    ] = [],  # noqa: B006
     together: Annotated[
         bool,
         typer.Option(
             "--together",
-            help="Share one recovery with others that say so and wait when it is taken up: file each with --wait too.",
+            help="Share one recovery with other requests that wait. File each with --together --wait.",
+            rich_help_panel=HOW,
         ),
-    ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Only file it: the leaver is out of training, `unfed resume` serves it.")
     ] = False,
     seed: Seed = None,
     allow_code: AllowCode = False,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="`recovered`, `forgotten`, `recovered,forgotten` or a number of rounds; `forgotten,40` stops after 40."
+            " Default: as last time, else `recovered`.",
+            rich_help_panel=WHEN,
+        ),
+    ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(help="Recovered: so many points of validation accuracy may be missing.", rich_help_panel=WHEN),
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="The gate: the new model may lose so many points of validation accuracy.", rich_help_panel=WHEN
+        ),
+    ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept",
+            help="Put the model in force even if the gate refuses it; recorded.",
+            rich_help_panel=WHEN,
+        ),
+    ] = False,
+    expires: Annotated[
+        str | None, typer.Option(help="A date by which it must be begun: `2026-01-31`.", rich_help_panel=WHEN)
+    ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Only file it. The leaver is out of training; `unfed resume` serves it later.",
+            rich_help_panel=WHEN,
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take clients, classes or samples out of a trained run, and leave a new model in force.
+    """Take clients, classes or samples out of a trained run.
 
-    The same id twice is served once; a request that was denied is tried again. Exit code 3 if this one is denied.
+    It leaves a new model in force. The same id twice is served once; a request that was denied is tried again.
+    Exit code 3 if this one is denied.
     """
+    from unfed.cli.display import shown
+    from unfed.cli.evidence import entered, received
+    from unfed.data import Request, SampleList
+    from unfed.requests.options import RequestOptions
+    from unfed.runs.onlooker import logged, request_name
+    from unfed.runs.run import Run
+
     read = SampleList.read(samples) if samples else None
     asked: dict[str, Any] = read.asked if read else {}
     given = {"clients": client, "classes": classes, "samples": asked.get("rows") or asked.get("samples")}
@@ -111,7 +138,7 @@ def forget(
         wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         name, sentence = received(opened, signed, opening, (method, until, seed, wanted))
         if loud:
-            stdout.print(escape(sentence), soft_wrap=True)
+            say(sentence)
     name = name or request_name(opened.folder, given)
     known = opened.queue.book.find(name)
     if count:
@@ -129,6 +156,8 @@ def forget(
             _, finished = opened.ask(request, method, until, seed, expires, how)
         _tell_outcome(opened, "already done" if finished else "waits", request.id, as_json, quiet)
         return
+    from unfed.api import write_report
+
     try:
         with resumable(opened), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
             outcome = opened.forget(request, method, until, seed, watch, expires, how)
@@ -137,10 +166,9 @@ def forget(
         raise
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
     if together and outcome.status == "done" and len(outcome.entry.together) < 2 and loud:
-        stdout.print(
-            "Nobody else waited to share its recovery: --wait files a request without serving it, and then"
-            f" `{escape(opened.command('resume'))}` takes up together what waits.",
-            soft_wrap=True,
+        say(
+            "No other request waited to share its recovery: --wait files a request without serving it, and then"
+            f" `{opened.command('resume')}` takes up together what waits."
         )
 
 
@@ -163,17 +191,20 @@ def _one_client_each(asked: list[str], there: list[str]) -> None:
 
 
 def _how(
-    last: RequestOptions,
+    last: "RequestOptions",
     within: float | None,
     layers: str | None,
     sets: list[str],
     max_drop: float | None,
     accept: bool,
-) -> RequestOptions:
+) -> "RequestOptions":
     """What is asked besides method and until.
 
     What is not said is as last time, but for the leave of the gate.
     """
+    from unfed.requests.entry import now
+    from unfed.requests.options import RequestOptions
+
     given = [name.strip() for name in layers.split(",")] if layers is not None else []
     named = [int(name) if name.lstrip("-").isdigit() else name for name in given]
     return RequestOptions(
@@ -185,106 +216,30 @@ def _how(
 
 
 def _who() -> str:
-    """Whoever sits at the keyboard, as the system knows them."""
+    """The user, as the system knows them."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # an account without a name
         return "a user without a name"
 
 
-def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
-    """What became of a request; the report is written anew, unless another process is at work."""
-    lines = [line for line in run.lines() if line["request"] == request]
-    last: Mapping[str, Any] = lines[-1] if lines else {}
+def _tell_outcome(run: "Run", status: str, request: str, as_json: bool, quiet: bool) -> None:
+    """What became of a request; the report is written again, unless another process is at work."""
+    from unfed.api import write_report
+    from unfed.cli.display import lasting, tell_outcome
+
     report = None if status == "queued" else write_report(run)
-    lasting = None if status == "waits" else _lasting(run, request)
+    undone = None if status == "waits" else lasting(run, request)
     if as_json:
-        told = {"request": request, "status": status, "last": last, "report": report and str(report)}
         entry = run.queue.book.find(request)
-        told |= {"forgetting": ((entry and entry.gate) or {}).get("forgetting")}
-        typer.echo(json.dumps({**told, "lasting": lasting, "again": dict(entry.again) if entry else {}}))
-    if as_json or quiet:
-        return
-    if status == "queued":
-        stdout.print(
-            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
-        )
-        stdout.print("leaver takes no part, and the request is served after what is running now.")
-    elif status == "waits":
-        stdout.print(
-            f"Request {request!r} is filed and waits: what it names takes no part in training from now on, but is still"
-            f" in the model in force. `{escape(run.command('resume'))}` serves it, and all else that waits.",
-            soft_wrap=True,
-        )
-    elif status == "already done":
-        before = "" if (entry := run.queue.book.find(request)) and entry.left_by else f" (round {last.get('round')})"
-        stdout.print(f"Request {request!r} was served already{before}; nothing was done.")
-    elif status == "withdrawn":
-        stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
-    else:
-        _tell_served(run, request, lines)
-        stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
-    if lasting and status != "withdrawn":
-        stdout.print(escape(lasting), soft_wrap=True)
-
-
-def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    """What the new model does, whether that says that the leaver is out, and what is in force now."""
-    last = lines[-1]
-    entry, words = run.queue.book.find(request), wording.of(run.description)
-    if entry and entry.left_by:
-        said = left_before({**(entry.described or {}), "id": request, "left_by": entry.left_by}, words)
-        seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
-        shown = f"Of the model in force: {seen} {trajectory.forget_of(last)}."
-        stdout.print(escape(f"Request {request!r} is fulfilled. {said}. {shown}"), soft_wrap=True)
-    else:
-        stdout.print(
-            f"Request {request!r} is served after {words.several(last['round'])}: validation"
-            f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
-            f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
-        )
-    if entry and (verdict := Outcome(entry, "done").verdict):
-        stdout.print(escape(verdict), soft_wrap=True)
-    for name, shows in _measured_again(run, request, lines):
-        stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
-    stdout.print(escape(_now_in_force(run, request)), soft_wrap=True)
-
-
-def _now_in_force(run: Run, request: str) -> str:
-    """Which model is in force now, and how it is written to a file."""
-    entry = run.queue.book.find(request)
-    now = in_force(run, entry.seed if entry else run.config.seed_list[0])
-    return f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file."
-
-
-def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What every earlier request took out, as the models before and after this one read it."""
-    was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
-    again: Mapping[str, Any] = lines[-1].get("earlier") or {}
-    entry = run.queue.book.find(request)
-    seen, left = (entry.again, entry.left_by) if entry else ({}, ())
-    whose, was = ("the model in force", {}) if left else ("the new model", was)
-    tested = (lines[-1].get("rows") or {}).get("test", 0)
-    return [
-        (name, again_words({"forget": value, **seen.get(name, {})}, was.get(name), whose, tested))
-        for name, value in again.items()
-    ]
-
-
-def _lasting(run: Run, request: str) -> str | None:
-    """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
-    if (entry := run.queue.book.find(request)) is None:
-        return None
-    took_out = [run.queue.book.find(name) for name in entry.left_by] or [entry]
-    by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder.book(), one))), None)
-    if by is None:
-        return None
-    title = run.about(by[0].method, by[0])["title"]
-    return (
-        f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
-        " `--method retrain` lasts, `--method sealed` has no inverse."
-        + (f" `{command}` ends it." if (command := ending(run, entry)) else "")
-    )
+        lines = [line for line in run.lines() if line["request"] == request]
+        told: dict[str, Any] = {"request": request, "status": status, "last": lines[-1] if lines else {}}
+        told |= {"report": report and str(report), "forgetting": ((entry and entry.gate) or {}).get("forgetting")}
+        echo_json({**told, "lasting": undone, "again": dict(entry.again) if entry else {}})
+    elif not quiet:
+        tell_outcome(run, status, request, str(report))
+        if undone and status != "withdrawn":
+            say(undone)
 
 
 def withdraw(
@@ -297,10 +252,14 @@ def withdraw(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a request go that is not fulfilled: its rows take part in training again.
+    """Let a request go that is not fulfilled.
 
-    A request that a client signed needs its signed revocation. What is fulfilled cannot be withdrawn.
+    Its rows take part in training again. A request that a client signed needs the client's signed revocation. What is
+    fulfilled cannot be withdrawn.
     """
+    from unfed.cli.evidence import entered, revoked
+    from unfed.runs.run import Run
+
     opened = Run.open(run)
     if revocation is not None:
         entry = revoked(opened, request, revocation)
@@ -308,15 +267,137 @@ def withdraw(
         with entered(opened.folder):
             entry = opened.withdraw(request)
     if as_json:
-        typer.echo(json.dumps({"request": request, "state": entry.state, "changed": entry.changed}))
+        echo_json({"request": request, "state": entry.state, "changed": entry.changed})
     elif not quiet:
-        stdout.print(
+        say(
             f"Request {request!r} is withdrawn: unless another request names them, its rows take part again, from the"
-            " next round or the next request on.",
-            soft_wrap=True,
+            " next round or the next request on."
         )
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (forget, withdraw):
-        app.command()(command)
+# --- purge ------------------------------------------------------------------------------------------------------------
+
+
+def purge(
+    run: RunArgument,
+    request: Annotated[str, typer.Option(help="A fulfilled request, by its id; see `unfed status`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")] = False,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Delete what still carries a fulfilled request.
+
+    Models, states, histories, scores and probes go. The command lists them and asks. There is no way back. Each file
+    leaves a tombstone (path, SHA-256, request, date); what keeps the leaver out stays. Killed at any moment, the same
+    command goes on.
+    """
+    from unfed.api import write_report
+    from unfed.cli.evidence import entered
+    from unfed.folder.purge import purge as take_away
+    from unfed.runs.run import Run
+
+    opened = Run.open(run)
+    agreed = None if dry_run or yes else _agreed(opened, request)
+    # The secrets behind the leavers' pseudonyms go too.
+    with nullcontext() if dry_run else entered(opened.folder, purged=[request]):
+        found = take_away(opened, request, dry_run, agreed)
+    if not dry_run and (opened.folder.path / "report.html").exists():
+        write_report(opened)  # it lists what still carries the request; a killed purge may not have come to it
+    if as_json:
+        plain = {"gone": [asdict(one) for one in found.gone], "before": [asdict(one) for one in found.before]}
+        echo_json({"request": request, "dry_run": dry_run, **plain})
+    elif not quiet:
+        _tell_purged(opened, request, found, dry_run)
+
+
+def _agreed(run: "Run", request: str) -> list[str] | None:
+    """Show what would go and ask: the tombstones that were agreed to; None where nothing would change."""
+    from unfed.cli.evidence import bundle
+    from unfed.folder.purge import purge as take_away
+    from unfed.runs.onlooker import keeps_log
+
+    found = take_away(run, request, dry_run=True)
+    if not found.gone and found.entry.purged:
+        return None
+    if not _at_terminal():
+        raise UnfedError("Purging deletes for good: read the list with --dry-run, then repeat the command with --yes.")
+    _tell_purged(run, request, found, dry_run=True)
+    evidence = Path(f"evidence-{request}.json")
+    offers = keeps_log(run.folder.path) and not evidence.exists()
+    if offers and typer.confirm(f"Write its evidence to {evidence} first?", default=True):
+        bundle(run.folder.path, evidence, request)
+    if not typer.confirm(f"Purge request {request!r} for good?"):
+        raise UnfedError("Nothing was purged.")
+    return [one.file for one in found.gone]
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _tell_purged(run: "Record", request: str, found: "Outcome", dry_run: bool) -> None:
+    from unfed.folder.handed_out import FILE as HANDED_OUT
+    from unfed.requests.book import TOMBSTONES
+    from unfed.runs.onlooker import keeps_log
+
+    if not found.gone:
+        since = "was purged already, and since then nothing" if found.before else "is fulfilled, and nothing"
+        say(f"Request {request!r} {since} in this folder carries it.")
+        return
+    say(*(f"{'would purge' if dry_run else 'purged'} {what}" for what in _by_folder(found.gone)))
+    if dry_run and keeps_log(run.folder.path):
+        evidence = run.command("bundle", "--request", request, "-o", "evidence.json")
+        say(f"Write its evidence first, `{evidence}`: once purged, the log speaks of nobody.")
+    if not dry_run:
+        central = run.config.setting == "central"
+        others = "Backups and exports" if central else "Backups, exports and what clients keep"
+        whom = found.entry.request.clients if len(found.entry.request.clients) == 1 else ("CLIENT",)
+        lists = str(run.folder.path / HANDED_OUT) if central else f"`{run.command('lineage', '--affected', *whom)}`"
+        say(
+            f"Each has a tombstone in {run.folder.path / TOMBSTONES}. {others} are not reached: {lists} lists what"
+            " is known of them."
+        )
+
+
+def _by_folder(gone: Sequence["Tombstone"]) -> list[str]:
+    """What went, a line each; of scores, which are a file per round, a line for all of one job."""
+    from unfed.folder.trajectory_file import TRAJECTORY
+
+    lines: dict[str, int] = {}
+    for one in gone:
+        file, _, part = one.file.partition("#")
+        path = PurePosixPath(file)
+        what = str(path.parent) if path.parts[0] == "samples" else f"{file}: its {part}" if part else file
+        if part and (file == TRAJECTORY or path.parts[0] in ("samples", "undo")):
+            what = f"{path.parent if path.parts[0] == 'samples' else file}: what it tells of the rows of {part}"
+        lines[what] = lines.get(what, 0) + 1
+    scores = {what: count for what, count in lines.items() if what.startswith("samples/")}
+    return [what + (f" ({count} file{'s' * (count > 1)})" if what in scores else "") for what, count in lines.items()]
+
+
+def lineage(
+    run: RunArgument,
+    affected: Annotated[str, typer.Option(metavar="CLIENT", help="The client whose traces are looked for.")],
+    as_json: Json = False,
+) -> None:
+    """List everything that still carries a client.
+
+    Models, states, exports, reports and uploads, each with what to do about it. Exports and reports are known from the
+    day they were written. Backups and copies are not known here.
+    """
+    from unfed.folder.folder import RunFolder
+    from unfed.runs.lineage import affected as carrying
+    from unfed.runs.record import Record
+
+    found = carrying(Record(RunFolder(run)), affected)
+    if as_json:
+        echo_json({"client": affected, "carriers": [asdict(one) for one in found]})
+        return
+    if not found:
+        say(f"Nothing that is known here carries client {affected}.")
+    for one, after in zip_longest(found, found[1:]):
+        stdout.print(f"[bold]{escape(one.file)}[/bold] ({one.kind}): {escape(one.what)}", soft_wrap=True)
+        if after is None or after.do != one.do:
+            say(f"    → {one.do}")

@@ -12,15 +12,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from unfed.cli.console import Console
+from unfed.cli.console import stderr, stdout
 from unfed.cli.options import AllowCode, Json, Quiet
 from unfed.errors import UnfedError
 
 if TYPE_CHECKING:
     from unfed.claims.base import Claim
-
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
 
 
 def theory(
@@ -38,10 +35,11 @@ def theory(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try every claim of the paper on digits: holds, holds under …, or fails. Minutes.
+    """The paper's claims, each tried: holds, fails.
 
-    Numbers, figures and a page go into a folder; what was tried there is not tried again. Of a run, the claims that
-    need no training are tried on its own models: verdicts go into its folder and its report. Seconds.
+    They are tried on digits, in minutes. Numbers, figures and a page go into a folder; what was tried there is not
+    tried again. Of a run, the claims that need no training are tried on its own models, in seconds: verdicts go into
+    its folder and its report.
     """
     if run is not None:
         if out is not None or quick:
@@ -115,7 +113,3 @@ def _table(rows: Sequence[tuple[str, str, str]], header: tuple[str, str, str]) -
     for row in rows:
         table.add_row(*map(escape, row))
     stdout.print(table)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(theory)

@@ -1,0 +1,216 @@
+"""The commands that train: `unfed demo`, `unfed run`, `unfed resume`."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from unfed.cli.console import echo_json, say, stderr, stdout
+from unfed.cli.options import (
+    HOW,
+    AllowCode,
+    Budget,
+    ConfigArgument,
+    Device,
+    Json,
+    Methods,
+    Quiet,
+    RunArgument,
+    Sets,
+    Track,
+    chosen,
+    moment_of,
+    out_option,
+    read_config,
+    resumable,
+    watched_until,
+    with_device,
+)
+from unfed.errors import Refused, UnfedError
+
+if TYPE_CHECKING:
+    from unfed.config.config import Config
+    from unfed.runs.run import Run
+
+
+def demo(
+    methods: Annotated[
+        str | None, typer.Option(help="`all`, or names with commas; default not,ft,retrain.", rich_help_panel=HOW)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed gives another federation.", rich_help_panel=HOW)] = 0,
+    sets: Sets = [],  # noqa: B006  (typer reads the default, and no command changes it)
+    device: Device = None,
+    allow_code: AllowCode = False,
+    out: Annotated[Path | None, out_option("Where the run folder goes; default runs/demo.", file=False)] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients, one backdoor, three ways to forget it. A minute.
+
+    Ten clients learn to read digits; client 0 plants a backdoor and must leave. NoT, fine-tuning and retraining take it
+    out of the trained model. A table and an HTML report compare the three.
+    """
+    from unfed.cli import display
+    from unfed.config.config import Config, presets
+    from unfed.methods import METHODS
+
+    preset = "demo"
+    changes = [f"seed={seed}", *sets]
+    if methods == "all" and "demo-all" in presets():
+        preset = "demo-all"
+    elif methods is not None:
+        changes.append(chosen(methods, list(METHODS)))
+    run = _begin(Config.preset(preset, with_device(changes, device)), out, "demo", as_json or quiet)
+    _work(run, as_json, quiet, more=lambda run: [*display.can_be_undone(run), *display.next_steps(run)])
+
+
+def run(
+    config: ConfigArgument,
+    methods: Methods = None,
+    sets: Sets = [],  # noqa: B006
+    device: Device = None,
+    budget: Budget = None,
+    operator: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.key", help="Keep a log of who took part, signed by this key.", rich_help_panel=HOW),
+    ] = None,
+    allow_code: AllowCode = False,
+    out: Annotated[Path | None, out_option("Where the run folder goes; default runs/NAME.", file=False)] = None,
+    track: Track = [],  # noqa: B006
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federation, let methods forget, compare them.
+
+    It ends with a table and an HTML report. If the folder holds this very run, the command goes on with it, or shows it
+    if it is finished; --out DIR trains again.
+    """
+    from unfed.runs.onlooker import begin_log
+    from unfed.runs.tracking import known
+
+    known(track)
+    moment, changes = moment_of(budget), with_device(sets, device)
+    if methods is not None:
+        changes.append(chosen(methods))
+    read = read_config(config, changes)
+    begun = _begin(read, out, read.name, as_json or quiet)
+    if operator is not None:
+        begin_log(begun.folder.path, operator)
+    _work(begun, as_json, quiet, moment, track)
+
+
+def resume(
+    run: RunArgument,
+    budget: Budget = None,
+    back: Annotated[
+        bool,
+        typer.Option("--back", help="First go back to the last good state of a spoiled training.", rich_help_panel=HOW),
+    ] = False,
+    allow_code: AllowCode = False,
+    track: Track = [],  # noqa: B006
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was interrupted.
+
+    It also serves the requests that wait. The result is bit-equal to that of an uninterrupted run.
+    """
+    from unfed.runs.run import Run
+
+    if back:
+        round = Run.open(run).go_back()
+        if not (as_json or quiet):
+            say(f"Went back to the good state of round {round}.")
+    _work(Run.open(run), as_json, quiet, moment_of(budget), track)
+
+
+def _begin(config: "Config", out: Path | None, name: str, silent: bool) -> "Run":
+    """A new run folder; one that holds the same config is gone on with, and that it exists is said."""
+    from unfed.folder.folder import RunFolder
+    from unfed.runs.run import Run
+
+    if out is not None:
+        return Run.create(config, out)
+    folder, number = Path("runs", name), 2
+    while not RunFolder(folder).vacant():
+        if (folder / "run.json").exists():
+            found = Run.open(folder)
+            if found.config == config:
+                _say_that_it_exists(found, silent)
+                return found
+        folder, number = Path("runs", f"{name}-{number}"), number + 1
+    made = Run.create(config, folder)
+    if number > 2 and not silent:
+        stderr.print(
+            f"[bold yellow]note:[/bold yellow] {escape(str(Path('runs', name)))} holds another run; this one goes to"
+            f" {escape(str(folder))}. --out DIR names a folder, `unfed index runs` lists them.",
+            soft_wrap=True,
+        )
+    return made
+
+
+def _say_that_it_exists(run: "Run", silent: bool) -> None:
+    """Of a folder that holds the very run that was asked for: what is done about it."""
+    from unfed.report.words import date_text
+    from unfed.runs.status import status
+
+    state, where = status(run)["state"], run.folder.path
+    if state == "running":
+        raise UnfedError(
+            f"{where} holds this very run, and another process is at work in it; see `{run.command('status')}`, or"
+            " give --out DIR."
+        )
+    if silent:
+        return
+    since = date_text(str(run.info().get("created", "")))
+    done = "nothing is trained again" if state == "finished" else "it goes on where it was"
+    stderr.print(
+        f"[bold yellow]note:[/bold yellow] {escape(str(where))} holds this very run ({since}, {state}); {done}. To"
+        " train it again, give --out DIR.",
+        soft_wrap=True,
+    )
+
+
+def _work(
+    run: "Run",
+    as_json: bool,
+    quiet: bool,
+    moment: float | None = None,
+    track: Sequence[str] = (),
+    more: Callable[["Run"], list[str]] = lambda run: [],
+) -> None:
+    """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's.
+
+    What `more` measures for them and keeps in the folder is in the report.
+    """
+    from unfed.api import results, write_report
+    from unfed.cli import display
+    from unfed.runs.onlooker import logged
+    from unfed.runs.tracking import tracked
+
+    with (
+        resumable(run),
+        display.shown(run, stdout, as_json or quiet) as watch,
+        closing(tracked(run, track, watch)) as followed,
+        logged(run, watched_until(followed, moment)) as entering,
+    ):
+        if not (as_json or quiet):
+            stdout.print(display.headline(run), soft_wrap=True)
+        try:
+            run.execute(entering)
+        except Refused:
+            if run.folder.book().entries:  # what became of them is on record, and the report must say so
+                write_report(run)
+            raise
+    ending = more(run)
+    report = write_report(run)
+    found = results(run, "last")
+    if as_json:
+        echo_json({"run": str(run.folder.path), "report": str(report), "lines": run.lines()})
+    elif not quiet:
+        display.tell_results(run, found, ending)
+        stdout.print()
+        stdout.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)

@@ -1,0 +1,460 @@
+"""The commands over many models: `sweep`, `population`, `judge`, `stress`, `tune`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from unfed.cli.console import Console, echo_json, say, stderr, stdout
+from unfed.cli.options import (
+    HOW,
+    OUTPUT,
+    AllowCode,
+    ConfigArgument,
+    Device,
+    Json,
+    Methods,
+    MethodsOrAll,
+    Quiet,
+    Sets,
+    chosen,
+    out_option,
+    read_config,
+    read_with_methods,
+    resumable,
+    with_device,
+)
+from unfed.errors import UnfedError, counted, typed
+
+if TYPE_CHECKING:
+    from unfed.config.config import Config
+    from unfed.measures.population.store import Accuracy, Population
+    from unfed.runs.run import Run
+    from unfed.studies.grid import Said
+    from unfed.studies.stress import HarmLeft
+    from unfed.studies.sweep import Axis, Member
+    from unfed.studies.tuning import TrialResult
+
+BESIDE = 3
+"""So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
+
+
+# --- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def sweep(
+    config: ConfigArgument,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over", help="A key and its values: `seed=0,1,2`. Repeatable; all combinations run.", rich_help_panel=HOW
+        ),
+    ] = [],  # noqa: B006  (typer reads the default, and no command changes it)
+    methods: Methods = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs at once; default: one per core where each computes on one thread, else 1.", rich_help_panel=HOW
+        ),
+    ] = None,
+    sets: Sets = [],  # noqa: B006
+    allow_code: AllowCode = False,
+    rule: Annotated[
+        str, typer.Option(help="The table's rule: best-gap, recovered or last.", rich_help_panel=OUTPUT)
+    ] = "last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say which runs there would be.", rich_help_panel=OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Where the runs go; default runs/NAME-sweep.", file=False)] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """One run for every combination of some values.
+
+    One page compares them. Several run at once where that helps. Combinations that differ in keys of methods alone
+    share one run: what they start from, and Retrain, are trained once. Runs that differ only in the seed are one line
+    of the table, mean ± standard deviation. Interrupted at any moment, the same command goes on.
+    """
+    from unfed.report.rules import named
+    from unfed.studies import sweep as sweeping
+
+    named(rule)
+    axes = [sweeping.Axis.of(text) for text in over]
+    found = sweeping.variants(axes)
+    given = [*sets, *_own(methods, axes)]
+
+    def read(changes: Sequence[str]) -> "Config":
+        return read_config(config, [*given, *changes])
+
+    where = out or Path("runs", f"{read(found[0].changes).name}-sweep")
+    if dry_run:
+        for one in found:
+            read(one.changes)
+        typer.echo(json.dumps({one.name: list(one.changes) for one in found}, indent=None if as_json else 2))
+        return
+    members = sweeping.make(read, found, where)
+    runs = sweeping.runs_of(members)
+    if not (as_json or quiet) and len(runs) < len(members):
+        say(f"{len(members)} combinations share {counted(len(runs), 'run')}: they differ in their methods alone.")
+    with resumable():
+        failed = _sweep(runs, jobs, allow_code, as_json or quiet, where)
+    page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
+    if as_json:
+        told = [
+            {"run": str(one.run.folder.path), "changes": list(one.variant.changes), "methods": list(one.place.labels)}
+            for one in members
+        ]
+        echo_json({"page": page and str(page), "runs": told, "failed": failed})
+    if failed:
+        first, sentence = next(iter(failed.items()))
+        raise UnfedError(f"{len(failed)} of {len(runs)} runs did not end; the first, {first}: {sentence}")
+
+
+def _own(methods: str | None, axes: Sequence["Axis"]) -> list[str]:
+    """`--methods` as a change of the config, for all combinations alike."""
+    if methods is None:
+        return []
+    if any(axis.key == "methods.run" for axis in axes):
+        raise UnfedError("--methods and --over methods.run both say which methods run; give one of them.")
+    return [chosen(methods)]
+
+
+def _sweep(runs: Sequence["Run"], jobs: int | None, allow_code: bool, silent: bool, where: Path) -> dict[str, str]:
+    """Do what is not done, and tell of each; what failed, by folder."""
+    from unfed.cli.display import clock_text
+    from unfed.studies import grid
+    from unfed.studies import sweep as sweeping
+
+    at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
+    if not silent:
+        say(f"{counted(len(runs), 'run')} in {where}, {at_once} at once.")
+    for one in grid.work(sweeping.cells(runs, allow_code), at_once):
+        done += 1
+        if one.error:
+            failed[one.cell.name] = one.error
+        if not silent:
+            mark = "[red]✗[/red]" if one.error else "[green]✓[/green]"
+            stdout.print(f"{mark} {escape(Path(one.cell.name).name)} in {clock_text(one.seconds)}")
+    if not silent and done < len(runs):
+        say(f"{len(runs) - done} of them were finished already.")
+    return failed
+
+
+def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: bool) -> Path | None:
+    """One page of all runs that have something to show, and the table on the terminal."""
+    from unfed import storage
+    from unfed.api import enter_comparison
+    from unfed.cli.display import print_results
+    from unfed.report.best import star
+    from unfed.report.compare import Compared, compared_rows, render, words_of
+    from unfed.studies import sweep as sweeping
+
+    told = [Compared(name, *sweeping.merged(members)) for name, members in groups.items()]
+    told = [one for one in told if one.lines]
+    if len(told) < 2:
+        return None
+    data = render(told, rule=rule).encode()
+    shared = sweeping.runs_of([one for members in groups.values() for one in members])
+    enter_comparison([run.folder.path for run in shared], page, data)
+    storage.deliver(page, data)
+    if not silent:
+        found = compared_rows(told, rule)
+        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", words_of(told))
+        stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
+    return page
+
+
+# --- population -------------------------------------------------------------------------------------------------------
+
+
+def population(
+    config: ConfigArgument,
+    models: Annotated[
+        int, typer.Option(help="How many models of each kind; 32 or more for an attack.", rich_help_panel=HOW)
+    ] = 64,
+    methods: MethodsOrAll = None,
+    sets: Sets = [],  # noqa: B006
+    device: Device = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many at once; default: one per core of a CPU.", rich_help_panel=HOW)
+    ] = None,
+    allow_code: AllowCode = False,
+    out: Annotated[Path | None, out_option("Where it goes; default runs/NAME-population.", file=False)] = None,
+    as_json: Json = False,
+    silent: Quiet = False,
+) -> None:
+    """Many models of one config, for evidence that has a spread.
+
+    Trains N models before, N Retrains and N of every method, each under its own training seed. They are kept as what
+    they say about the same rows. Given again, the command goes on where it was, and adds models or methods that were
+    not asked for before.
+    """
+    from unfed.measures.population.store import accuracies
+    from unfed.studies.population import missing, populate
+
+    read = read_with_methods(config, with_device(sets, device), methods, serving=True)
+    folder = out or Path("runs", f"{read.name}-population")
+    with resumable(), _Bar(stderr, silent or as_json) as bar:
+        found = populate(read, models, folder, bar.said, processes)
+    if left := missing(found, read, models):
+        stderr.print(
+            f"Another process is at {left} of the models in {escape(str(folder))}; give the same command again when it"
+            " is done.",
+            soft_wrap=True,
+        )
+    rows = accuracies(found)
+    if as_json:
+        echo_json({"population": str(folder), "models": models, "accuracy": [row.to_json() for row in rows]})
+    elif not silent:
+        _tell_accuracies(found, rows)
+
+
+class _Bar:
+    """Live progress on a terminal; one line per kind of model where there is none."""
+
+    def __init__(self, console: Console, silent: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console, self._silent, self._kind = console, silent, ""
+        self._progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=24),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("getting ready", total=1)
+
+    def __enter__(self) -> "_Bar":
+        if not self._silent and self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @property
+    def said(self) -> "Said":
+        from unfed.studies.grid import quiet
+
+        return quiet if self._silent else self._said
+
+    def _said(self, kind: str, round: int, rounds: int) -> None:
+        self._progress.update(self._task, description=escape(kind), completed=round, total=rounds)
+        if kind != self._kind and not self._console.is_terminal:
+            self._console.print(f"{escape(kind)}: {rounds} rounds of every seed at work", soft_wrap=True)
+        self._kind = kind
+
+
+def _tell_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
+    about = found.about
+    title = f"{about.name}, request {about.request}: {about.models} models of each kind, mean ± std over training seeds"
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    table.add_column("accuracy in %")
+    for group in about.groups:
+        table.add_column(group, justify="right")
+    for row in rows:
+        cells = [f"{row.mean[group]:.1f} ± {row.std[group]:.1f}" for group in about.groups]
+        table.add_row(escape(row.kind), *cells)
+    stdout.print(table)
+    stdout.print(f"Population: [bold]{escape(str(found.folder))}[/bold]", soft_wrap=True)
+
+
+def judge(
+    population: Annotated[Path, typer.Argument(metavar="POPULATION", help="A folder of `unfed population`.")],
+    run: Annotated[Path | None, typer.Option(help="A run of the same config, whose report shows it too.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the draws: wider rounding, for a look.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How sure a population makes it that a method forgets.
+
+    It says whether a method remembers, whether it is unfinished, and how sure that is. Half of the models are fitted
+    on, the other half is judged, beside Retrain against Retrain.
+    """
+    from unfed import storage
+    from unfed.api import write_report
+    from unfed.measures.population import store
+    from unfed.report.population_page import population_page
+    from unfed.runs.run import Run
+    from unfed.studies.judging import QUICK, judged, put_into
+
+    opened = None if run is None else Run.open(run)
+    found = store.load(population)
+    if not (as_json or quiet):
+        stderr.print(f"Judging {found.about.models} models of each kind …", soft_wrap=True)
+    whole = judged(found, QUICK if quick else None)
+    report = population / "report.html"
+    storage.write_bytes(report, population_page(whole).encode())
+    if opened is not None:
+        put_into(opened, found, whole)
+        report = write_report(opened)
+    if as_json:
+        echo_json(whole)
+    elif not quiet:
+        _tell_judged(whole)
+        say(f"Report: {report}")
+
+
+def _tell_judged(whole: dict[str, Any]) -> None:
+    from unfed.report.how_sure import COLUMNS, about_tuning, answers, grid
+
+    (*methods, own), notes = grid(whole)
+    say(*(str(answer["sentence"]) for one in whole["methods"].values() for _, answer in answers(one)))
+    for first in range(0, len(methods), BESIDE):
+        some = [*methods[first : first + BESIDE], own]
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for title, _ in some:
+            table.add_column(escape(title), justify="right")
+        for i, column in enumerate(COLUMNS):
+            table.add_row(column.title, *(escape(cells[i]) for _, cells in some))
+        stdout.print(table)
+    say(*notes, *about_tuning(whole))
+
+
+# --- stress and tune --------------------------------------------------------------------------------------------------
+
+
+def stress(
+    config: ConfigArgument,
+    models: Annotated[int, typer.Option(help="How many models of each kind, per case.", rich_help_panel=HOW)] = 4,
+    cases: Annotated[
+        str | None, typer.Option(help="Which cases, with commas; default: all.", rich_help_panel=HOW)
+    ] = None,
+    bound: Annotated[
+        float, typer.Option(help="Above this harm, in percent, a method fails.", rich_help_panel=HOW)
+    ] = 10.0,
+    methods: MethodsOrAll = None,
+    sets: Sets = [],  # noqa: B006
+    device: Device = None,
+    allow_code: AllowCode = False,
+    out: Annotated[Path | None, out_option("Where it goes; default runs/NAME-stress.", file=False)] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Harder forget sets: which methods fail, Retrain included.
+
+    Poisoned rows of which half are named, one of two colluders, swapped classes, a hidden backdoor that a departure
+    arms, the most memorised rows. Each case is a population; given again, the command goes on where it was.
+    """
+    from unfed import storage
+    from unfed.studies.stress import CASES
+    from unfed.studies.stress import stress as measure
+
+    read = read_with_methods(config, with_device(sets, device), methods)
+    folder = out or Path("runs", f"{read.name}-stress")
+    names = list(CASES) if cases is None else [name.strip() for name in cases.split(",") if name.strip()]
+    last = [""]
+
+    def said(kind: str, round: int, rounds: int) -> None:
+        if not (as_json or quiet) and last[0] != kind:
+            last[0] = kind
+            stderr.print(f"{escape(last[0])}: {rounds} rounds of {models} models", soft_wrap=True)
+
+    with resumable():
+        cells = measure(read, models, folder, names, bound, said, processes=None)
+    found = {"models": models, "bound": bound, "cells": [cell.to_json() for cell in cells]}
+    storage.write_json(folder / "stress.json", found)
+    if as_json:
+        echo_json(found)
+    elif not quiet:
+        _tell_harm(cells, names, models, bound)
+
+
+def _tell_harm(cells: list["HarmLeft"], cases: list[str], models: int, bound: float) -> None:
+    from unfed.studies.stress import CASES
+
+    title = (
+        f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
+        " In parentheses: accuracy on test rows."
+    )
+    say(title)  # as a table's own title it would be as narrow as the table
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for case in cases:
+        table.add_column(case, justify="right", overflow="fold")
+    by_place = {(cell.kind, cell.case): cell for cell in cells}
+    for kind in dict.fromkeys(cell.kind for cell in cells):
+        table.add_row(escape(kind), *(_cell(by_place.get((kind, case))) for case in cases))
+    stdout.print(table)
+    for case in cases:
+        failing = [cell.kind for cell in cells if cell.case == case and cell.fails and cell.kind != "before"]
+        told = f"fail: {', '.join(failing)}" if failing else "no method fails"
+        before = by_place["before", case]
+        if not (failing or before.fails):
+            told = f"nothing is shown, because the models before have no harm above the bound ({before.mean:.1f} %)"
+        say(f"{case} ({CASES[case].title}): {told}.")
+
+
+def _cell(cell: "HarmLeft | None") -> str:
+    """A number with its mark; a method that serves no such request has none."""
+    if cell is None:
+        return "-"
+    return f"{cell.mean:.1f} ± {cell.std:.1f}{' ✗' if cell.fails else ''} ({cell.test:.0f})"
+
+
+def tune(
+    methods: Annotated[
+        str, typer.Argument(metavar="METHOD", help="Which, as in `unfed methods`; several with commas, or `all`.")
+    ],
+    config: Annotated[str, typer.Argument(metavar="FILE", help="The population's config: a TOML file, or a preset.")],
+    trials: Annotated[int, typer.Option(help="How many for every method.", rich_help_panel=HOW)] = 20,
+    models: Annotated[
+        int, typer.Option(help="Models in each trial, of the population's first half.", rich_help_panel=HOW)
+    ] = 4,
+    population: Annotated[Path | None, typer.Option(help="Default: runs/NAME-population.", rich_help_panel=HOW)] = None,
+    sets: Sets = [],  # noqa: B006
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose a method's hyperparameters on half of a population.
+
+    They are chosen on validation rows and the population's first half. Every method gets the same number of trials. All
+    models of the population then unlearn with what was chosen, and stand in it as METHOD-tuned: `unfed judge` judges
+    them on the second half, and says what was tuned with what. `all` are the methods that the population has models of.
+    """
+    from unfed.measures.population import store
+    from unfed.report.how_sure import tuned_words
+    from unfed.studies.judging import title_of
+    from unfed.studies.tuning import TuningBudget, tuned_label
+    from unfed.studies.tuning import tune as choose
+
+    read = read_config(config, sets)
+    opened = store.load(population or Path("runs", f"{read.name}-population"))
+    silent, found = as_json or quiet, []
+    for method in _named(methods, opened):
+
+        def said(trial: int, seen: "TrialResult | None", title: str = title_of(method)) -> None:
+            if not silent:
+                what = "no usable model"
+                if seen is not None:
+                    what = f"distance {seen.distance:.3f}, drop {seen.drop:.2f} points"
+                stderr.print(f"{escape(title)}, trial {trial + 1} of {trials}: {what}", soft_wrap=True)
+
+        found.append(choose(read, store.load(opened.folder), method, TuningBudget(trials, models), said))
+        if not silent:
+            say(tuned_words(title_of(method), found[-1]), f"Kept as {tuned_label(method)}.")
+    if as_json:
+        echo_json(found[0] if len(found) == 1 else found)
+    elif not quiet:
+        say(f"Next: `{typed('judge', opened.folder)}`.")
+
+
+def _named(methods: str, population: "Population") -> list[str]:
+    """The methods that are meant."""
+    from unfed.measures.population.store import BEFORE, RETRAIN
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if names == ["all"]:
+        aside = (BEFORE, RETRAIN, *population.about.tuned)
+        names = [kind for kind in population.about.kinds if kind not in aside]
+    if not names:
+        raise UnfedError(f"{population.folder} has no method's models to tune; name a method, for example not.")
+    return names
