@@ -224,7 +224,7 @@ def test_accuracy_speaks_where_losses_do_not() -> None:
     assert answered(shown(rows[0], rows[1]), shown(rows[1], rows[1])).kind == "forgotten"
 
 
-@pytest.mark.parametrize(("after", "kind"), [(5, "forgotten"), (69, "remembers"), (96, "nothing")])
+@pytest.mark.parametrize(("after", "kind"), [(5, "forgotten"), (12, "forgotten"), (69, "remembers"), (96, "nothing")])
 def test_a_backdoor_and_a_class_are_measured_against_chance(after: int, kind: str) -> None:
     before, now = shown(WHY, WHY, flags(97, 100), flags(97, 100)), shown(WHY, WHY, flags(after, 100), flags(after, 100))
     found = answered(before, now)

@@ -399,6 +399,9 @@ def test_two_tables_of_one_mean_add_what_both_groups_of_rows_change() -> None:
     )
     assert alone.value == pytest.approx(both.value) and both.high - both.low > 5 * (alone.high - alone.low)
     assert both.high - both.low == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.2)
+    models = [np.repeat(generator.normal(0.5, 0.1, (10, 1)), 5, axis=1) for _ in range(2)]
+    once, twice = (difference(many * models[:1], many * models[1:], draws=400)[0] for many in (1, 2))
+    assert twice.high - twice.low == pytest.approx(once.high - once.low, rel=0.2), "models are counted once"
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
