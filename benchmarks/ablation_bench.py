@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unfed.claims.scene import LEAVER, Effort, Scene, gap
 from unfed.data import Request
 from unfed.federation.server import JobServer
 from unfed.federation.state import State
@@ -23,6 +22,7 @@ from unfed.model.layers import Choice
 from unfed.model.params import Params
 from unfed.model.perturb import perturb
 from unfed.model.sealing import seal
+from unfed.paper.claims.scene import LEAVER, ClaimScene, TrialSize, gap
 
 NAMED = {"cnn": "cnn-small", **{n: f"small_networks:{n}" for n in ("mlp", "convnext", "mixer", "text")}}
 SLOW = {"mlp": 0.05, "convnext": 0.05, "efficientnet-tiny": 0.05, "mixer": 0.05, "text": 0.05}
@@ -38,7 +38,7 @@ class Setting:
 
     preset: str
     changes: tuple[str, ...]
-    effort: Effort
+    effort: TrialSize
     every: int
     """Rounds between two looks at the test accuracy."""
     small: bool = True
@@ -46,11 +46,11 @@ class Setting:
 
 
 SETTINGS = {
-    "digits": Setting("digits-cnn", (POISON, "data.test_size=797"), Effort(rounds=40, recovery=12), 2),
+    "digits": Setting("digits-cnn", (POISON, "data.test_size=797"), TrialSize(rounds=40, recovery=12), 2),
     "cifar10": Setting(
         "cifar10-cnn",
         (POISON, 'device="cuda"', 'engine.precision="bf16"'),
-        Effort(rounds=300, recovery=60),
+        TrialSize(rounds=300, recovery=60),
         5,
         small=False,
     ),
@@ -72,12 +72,12 @@ class Bench:
     """What was recovered already, by perturbation and layers."""
 
     @cached_property
-    def scene(self) -> Scene:
+    def scene(self) -> ClaimScene:
         name, rate = self.network, None
         if self.setting.small:
             name, rate = NAMED.get(name, name), SLOW.get(name)
         changes = (*self.setting.changes, *((f"training.lr={rate}",) if rate else ()), *self.changes)
-        return Scene(
+        return ClaimScene(
             self.folder,
             self.seed,
             self.setting.effort,

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from unfed.paper.pictures import Picture
+from unfed.paper.pictures import PaperFigure
 from unfed.report.drawing import INK, SERIES, STYLE, svg_text
 
 DARKEST = 20.0
@@ -18,7 +18,7 @@ DARKEST = 20.0
 Fields = Mapping[tuple[str, str], float | None]
 
 
-def field_map(gaps: Fields, layers: Sequence[str], hows: Sequence[str], name: str) -> Picture:
+def field_map(gaps: Fields, layers: Sequence[str], hows: Sequence[str], name: str) -> PaperFigure:
     """One field per layer and perturbation with its mean gap; a cross where the network did not survive."""
     title = f"Average gap to Retrain by layer and perturbation, {name}"
     best = min((g, *where) for where, g in gaps.items() if g is not None)
@@ -26,7 +26,7 @@ def field_map(gaps: Fields, layers: Sequence[str], hows: Sequence[str], name: st
     return _drawn(gaps, (layers, hows), f"ablations-{name}", (title, told))
 
 
-def overview(values: Fields, part: str, title: str, digits: int = 1, darkest: float = DARKEST) -> Picture:
+def overview(values: Fields, part: str, title: str, digits: int = 1, darkest: float = DARKEST) -> PaperFigure:
     """The same for one part of the ablations and several networks side by side, in the order of what is there."""
     sides = [list(dict.fromkeys(where[i] for where in values)) for i in (0, 1)]
     known = sorted(value for value in values.values() if value is not None)
@@ -41,7 +41,7 @@ def _drawn(
     texts: tuple[str, str],
     digits: int = 1,
     darkest: float = DARKEST,
-) -> Picture:
+) -> PaperFigure:
     rows, columns = sides
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(2.2 + 0.52 * len(columns), 1.3 + 0.27 * len(rows)), layout="constrained")
@@ -61,4 +61,4 @@ def _drawn(
         axes.xaxis.tick_top()
         axes.set_yticks(range(len(rows)), rows, fontsize=8)
         axes.tick_params(length=0)
-        return Picture(texts[0], svg_text(figure, name, *texts))
+        return PaperFigure(texts[0], svg_text(figure, name, *texts))

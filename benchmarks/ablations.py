@@ -40,11 +40,11 @@ from ablation_bench import SETTINGS, Bench, kept
 from ablation_little import little
 from ablation_undo import fits, undo
 from unfed import plugins
-from unfed.claims.scene import LEAVER, Effort
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.model.layers import Choice, choose
 from unfed.model.sealing import NAMES
+from unfed.paper.claims.scene import LEAVER, TrialSize
 
 RECORDS = {
     "digits": Path(__file__).parent / "records/2026-11-16-ablations-digits-cpu.jsonl",
@@ -156,7 +156,7 @@ def main(arguments: list[str]) -> int:
     setting, changes, broken = SETTINGS[told.data], tuple(told.set), 0
     if told.rounds:
         train, recover = map(int, told.rounds.split("+"))
-        setting = replace(setting, effort=Effort(rounds=train, recovery=recover), every=max(1, recover // 6))
+        setting = replace(setting, effort=TrialSize(rounds=train, recovery=recover), every=max(1, recover // 6))
     with plugins.allow_code():
         for seed, network in product(map(int, told.seeds.split(",")), told.networks.split(",")):
             bench = Bench(network, seed, changes, setting=setting, folder=told.models)

@@ -15,7 +15,7 @@ import ablations
 import advice
 from ablation_figures import field_map, overview
 from ablation_tables import Row
-from unfed.paper.pictures import Picture
+from unfed.paper.pictures import PaperFigure
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/explanation/ablations.md"
@@ -101,7 +101,7 @@ TITLES = {
 }
 
 
-def _picture(drawn: Picture, name: str) -> None:
+def _picture(drawn: PaperFigure, name: str) -> None:
     (PAGE.parent / f"ablations-{name}.svg").write_text(drawn.file(), encoding="utf-8")
 
 

@@ -36,7 +36,7 @@ Metrics = Mapping[str, float]
 BySeed = Mapping[int, Sequence[Line]]
 
 
-def still_true(path: Path, needed: Sequence[str] = ("retrain",)) -> record.Kept:
+def still_true(path: Path, needed: Sequence[str] = ("retrain",)) -> record.KeptResults:
     """Kept results without the rows that a revision of their method has outdated; refused where needed ones are."""
     found = record.current(whole := record.read(path))
     there = {job.rpartition("/")[2] for job in found.jobs}

@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from test_central_methods import DIGITS, fresh, one_client, run, server_of, trained
-from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.bound import Models, Sets, bound, recovery_time, unlearning_time
+from unfed.analysis.activations import activations, called_layers, layers_of
+from unfed.analysis.bound import BoundModels, Sets, bound, recovery_time, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, normalised
+from unfed.data import TensorSource
 from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.schedule import Schedule
@@ -24,6 +25,7 @@ from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.networks import build
+from unfed.model.params import params_of
 from unfed.model.perturb import negate
 from unfed.runs.run import Run
 from worlds import Small
@@ -231,7 +233,9 @@ def test_the_bound_of_not_lies_below_that_of_ft() -> None:
         for _ in range(3):
             states.append(method.round(server, states[-1]))
         found[method.name] = bound(
-            server.template, sets, Models(states[0].params, retrained, long, [state.params for state in states[1:]])
+            server.template,
+            sets,
+            BoundModels(states[0].params, retrained, long, [state.params for state in states[1:]]),
         )
     assert 0 < found["not"].time < found["ft"].time
     assert found["not"].loss_start > found["ft"].loss_start
@@ -255,7 +259,7 @@ def test_the_steepness_is_the_norm_of_the_difference_of_gradients() -> None:
 def test_a_bound_without_forgotten_rows_is_refused() -> None:
     sets = Sets(DIGITS, torch.arange(5), torch.arange(0))
     with pytest.raises(UnfedError, match="rows of D_r and of D_u"):
-        bound(server_of().template, sets, Models(trained(), trained(), trained()))
+        bound(server_of().template, sets, BoundModels(trained(), trained(), trained()))
 
 
 # --- NR-Freeze --------------------------------------------------------------------------------------------------------
@@ -317,3 +321,26 @@ def test_the_page_s_examples_run(
     exec("".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
     said = capsys.readouterr().out
     assert "NoT, round 0" in said and "at least" in said and "α = " in said and "of negation's way" in said
+
+
+def test_layers_that_are_only_read_and_layers_with_two_answers_can_be_watched() -> None:
+    class Reader(nn.Module):
+        """Its table is read, never called; attention answers with a pair."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.attend = nn.Embedding(3, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places.weight
+            return self.head(self.attend(x, x, x)[0].mean(1))  # type: ignore[no-any-return]
+
+    module = Reader().eval()
+    template, source = Template(module, (3, 4)), TensorSource(torch.randn(8, 3, 4), torch.zeros(8, dtype=torch.int64))
+    layers = called_layers(template, params_of(module), source)
+    assert layers == ("attend", "head")
+    (answers,) = activations(template, params_of(module), source, torch.arange(8), layers)
+    assert answers["attend"].shape == (8, 12) and answers["head"].shape == (8, 2)
+    with pytest.raises(UnfedError, match="'places' was not called in a forward pass; choose another"):
+        list(activations(template, params_of(module), source, torch.arange(8), ("places",)))

@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from unfed.analysis.theory.chains import maximal_chains
-from unfed.analysis.theory.noise import squared_gap_limit
-from unfed.claims import distances, gradients, layers, making, times
-from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import LEAVER, QUICK, Effort, Scene
+from unfed.analysis.bound import squared_gap_limit
+from unfed.analysis.theory.jacobian import maximal_chains
 from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.paper.claims import distances, gradients, layers, times, trial
+from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import LEAVER, QUICK, ClaimScene, TrialSize
+from unfed.paper.views.base import TextTable
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 import theory
 
-LEAST = Effort(rounds=1, recovery=1, draws=20, seeds=2, images=24, widths=(4,), batches=12, sets=2)
+LEAST = TrialSize(rounds=1, recovery=1, draws=20, seeds=2, images=24, widths=(4,), batches=12, sets=2)
 UNTRAINED = ["time-flow", "time-noise", "distance-lemmas", "steepness", "compensation"]
 """Claims about numbers, for which nothing is trained."""
 
@@ -33,7 +34,7 @@ def silent(text: str) -> None:
 
 def test_claims_about_numbers_have_the_known_verdicts(tmp_path: Path) -> None:
     said: list[str] = []
-    page, tried = making.make(making.chosen(UNTRAINED), tmp_path / "out", said.append, quick=True)
+    page, tried = trial.make(trial.chosen(UNTRAINED), tmp_path / "out", said.append, quick=True)
     found = {one.claim.id: one.finding for one in tried}
     assert {name: finding.verdict for name, finding in found.items()} == {
         "time-flow": HOLDS,
@@ -56,13 +57,13 @@ def test_claims_about_numbers_have_the_known_verdicts(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert all(text.count(f'id="{name}"') == 1 for name in UNTRAINED) and "<svg" in text
     kept = json.loads((tmp_path / "out/theory.json").read_text())
-    assert [one["id"] for one in kept["claims"]] == [c for c in making.CLAIMS if c in UNTRAINED]
+    assert [one["id"] for one in kept["claims"]] == [c for c in trial.CLAIMS if c in UNTRAINED]
     assert kept["command"] == "unfed theory --quick"
     assert (tmp_path / "out/time-noise-1.svg").read_text().startswith("<svg")
 
 
 def test_a_verdict_turns_when_what_is_seen_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(None, 0, LEAST)
+    scene = ClaimScene(None, 0, LEAST)
     printed = squared_gap_limit
     monkeypatch.setattr(times, "squared_gap_limit", lambda *a, diffusion=None, **k: printed(*a, **k))
     assert times.with_noise(scene).verdict == FAILS
@@ -79,35 +80,35 @@ def test_a_verdict_turns_when_what_is_seen_turns(monkeypatch: pytest.MonkeyPatch
 def test_what_was_tried_is_not_tried_again_and_a_finding_survives_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(scene: Scene) -> Finding:
+    def found(scene: ClaimScene) -> Finding:
         lines = {"a": [(1.0, 2.0), (2.0, float("nan"))], "b": [(1.0, 0.5), (2.0, 1.0)]}
         return Finding(
-            UNDER, "seen.", "a condition", (Grid(("x", "y"), (("1", "2"),)),), (Drawing("t", "u", "v", lines),)
+            UNDER, "seen.", "a condition", (TextTable(("x", "y"), (("1", "2"),)),), (Drawing("t", "u", "v", lines),)
         )
 
-    def never(scene: Scene) -> Finding:
+    def never(scene: ClaimScene) -> Finding:
         raise AssertionError("tried again")
 
     claim = Claim("one", "Somewhere", "something", found)
-    monkeypatch.setattr(making, "CLAIMS", {"one": claim})
-    _, (first,) = making.make([claim], tmp_path / "out", silent, quick=True)
+    monkeypatch.setattr(trial, "CLAIMS", {"one": claim})
+    _, (first,) = trial.make([claim], tmp_path / "out", silent, quick=True)
     said: list[str] = []
-    _, (again,) = making.make([replace(claim, attempt=never)], tmp_path / "out", said.append, quick=True)
+    _, (again,) = trial.make([replace(claim, attempt=never)], tmp_path / "out", said.append, quick=True)
     assert "tried before" in said[0] and again.finding.told == first.finding.told == "holds under a condition"
     assert again.finding.grids == first.finding.grids and again.when == first.when
     assert again.finding.drawings[0].lines["b"] == first.finding.drawings[0].lines["b"]
     for changed in ({"seed": 1}, {"quick": False}):
         with pytest.raises(UnfedError, match="another seed or effort"):
-            making.make([claim], tmp_path / "out", silent, **{"quick": True, **changed})  # type: ignore[arg-type]
+            trial.make([claim], tmp_path / "out", silent, **{"quick": True, **changed})  # type: ignore[arg-type]
     (tmp_path / "out/one.json").write_text('{"seconds": 1}')
     with pytest.raises(UnfedError, match="delete it"):
-        making.make([claim], tmp_path / "out", silent, quick=True)
+        trial.make([claim], tmp_path / "out", silent, quick=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/letter.txt").write_text("mine")
     with pytest.raises(UnfedError, match="not empty"):
-        making.make([claim], tmp_path / "full", silent)
+        trial.make([claim], tmp_path / "full", silent)
     with pytest.raises(UnfedError, match="is a file"):
-        making.make([claim], tmp_path / "full/letter.txt", silent)
+        trial.make([claim], tmp_path / "full/letter.txt", silent)
 
 
 def test_a_claim_that_nobody_makes_is_one_sentence(
@@ -123,21 +124,21 @@ def test_a_claim_that_nobody_makes_is_one_sentence(
 
 
 def test_models_are_trained_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Scene(tmp_path, 0, LEAST).trained
+    one = ClaimScene(tmp_path, 0, LEAST).trained
     assert len(list((tmp_path / "models").iterdir())) == 1
 
     def never(*args: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(Scene, "server", never)
-    again = Scene(tmp_path, 0, LEAST).trained
+    monkeypatch.setattr(ClaimScene, "server", never)
+    again = ClaimScene(tmp_path, 0, LEAST).trained
     assert all(torch.equal(one[name], again[name]) for name in one)
     with pytest.raises(AssertionError, match="again"):
-        assert Scene(tmp_path, 0, replace(LEAST, rounds=2)).trained, "other rounds are another model"
+        assert ClaimScene(tmp_path, 0, replace(LEAST, rounds=2)).trained, "other rounds are another model"
 
 
 def test_a_scene_can_be_asked_to_forget_others_than_the_first_client(tmp_path: Path) -> None:
-    usual = Scene(tmp_path, effort=LEAST)
+    usual = ClaimScene(tmp_path, effort=LEAST)
     other = replace(usual, request=Request("two-leave", clients=("1", "2")))
     both = torch.cat([c.rows[c.view("all")] for name, c in usual.world.scoped([]).items() if name in ("1", "2")])
     assert sorted(other.sets.forget.tolist()) == sorted(both.tolist())
@@ -145,7 +146,7 @@ def test_a_scene_can_be_asked_to_forget_others_than_the_first_client(tmp_path: P
 
 
 def test_a_frozen_layer_stays_to_the_bit() -> None:
-    scene = Scene(None, 0, LEAST)
+    scene = ClaimScene(None, 0, LEAST)
     start = layers._frozen(scene, "conv2.weight", "negated", 0)
     assert torch.equal(start["conv2.weight"], -scene.trained["conv2.weight"])
     assert not torch.equal(start["conv1.weight"], scene.trained["conv1.weight"])
@@ -156,9 +157,9 @@ def test_a_frozen_layer_stays_to_the_bit() -> None:
 
 @pytest.mark.slow
 def test_every_claim_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "QUICK", LEAST)
-    page, tried = making.make(making.chosen([]), tmp_path, silent, quick=True)
-    assert [one.claim.id for one in tried] == list(making.CLAIMS)
+    monkeypatch.setattr(trial, "QUICK", LEAST)
+    page, tried = trial.make(trial.chosen([]), tmp_path, silent, quick=True)
+    assert [one.claim.id for one in tried] == list(trial.CLAIMS)
     for one in tried:
         assert one.finding.verdict in (HOLDS, UNDER, FAILS) and one.finding.seen.endswith(".")
         assert bool(one.finding.under) >= (one.finding.verdict == UNDER), one.claim.id
@@ -172,7 +173,7 @@ def test_a_verdict_has_a_condition_or_none() -> None:
 def test_the_page_shows_what_the_record_holds() -> None:
     """`python tools/theory.py page` writes it anew."""
     kept = json.loads(theory.RECORD.read_text(encoding="utf-8"))
-    assert [one["id"] for one in kept["claims"]] == list(making.CLAIMS), "a claim was added: run unfed theory again"
+    assert [one["id"] for one in kept["claims"]] == list(trial.CLAIMS), "a claim was added: run unfed theory again"
     assert theory.main(["page", "--check"]) == 0
     page = theory.PAGE.read_text(encoding="utf-8")
     other = {**kept, "claims": [{**kept["claims"][0], "verdict": "unknown"}]}

@@ -385,7 +385,7 @@ def after(heading: str) -> str:
     return page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def short_runs(*keys: str) -> list[record.Kept]:
+def short_runs(*keys: str) -> list[record.KeptResults]:
     folder = differences_kept.PAGE.parents[2] / "results"
     return [record.read(folder / f"cifar10-cnn-{key}.json") for key in keys]
 

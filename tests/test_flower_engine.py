@@ -24,9 +24,8 @@ from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.remote.messages import MEASURE, TRAIN, Ask, drawn_models, own_part
-from unfed.remote.naming import in_order, parse_bound
 from unfed.remote.node_data import describe, node_data_of
-from unfed.remote.nodes import Directory
+from unfed.remote.nodes import Directory, in_order, parse_bound
 from unfed.remote.replies import Failure
 from unfed.remote.world import nodes_of
 from unfed.runs.simulated import simulated

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unfed.analysis.bound import Bound, Models, Sets, bound, corrected_time, unlearning_time
+from unfed.analysis.bound import Bound, BoundModels, Sets, bound, corrected_time, squared_gap_limit, unlearning_time
 from unfed.analysis.gradient_noise import Descent, Noise, covariance_trace, gradient_noise
-from unfed.analysis.theory.jacobian import symmetry_test
-from unfed.analysis.theory.noise import squared_gap_limit
-from unfed.analysis.theory.transport import sliced_wasserstein, wasserstein
+from unfed.analysis.theory.jacobian import sliced_wasserstein, symmetry_test, wasserstein
 from unfed.config.config import Config
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
@@ -108,7 +106,7 @@ def test_the_corrected_bound_is_asked_for_with_the_noise_it_needs(small: tuple[T
     params = {n: t.detach() for n, t in params_of(template.module).items()}
     other = {n: t + 0.1 for n, t in params.items()}
     sets = Sets(source, torch.arange(20), torch.arange(20, 30))
-    models = Models(params, other, other)
+    models = BoundModels(params, other, other)
     plain = bound(template, sets, models)
     assert bound(template, sets, models, noise=Noise(0.0, 0.0), corrected=True).time == pytest.approx(plain.time)
     assert bound(template, sets, models, noise=Noise(5.0, 0.0), corrected=True).time < plain.time

@@ -25,7 +25,7 @@ from unfed.errors import UnfedError
 from unfed.folder.consistency import Prefix, file_digest
 from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
-from unfed.paper import kept_files
+from unfed.paper import record
 from unfed.requests.options import Until
 from unfed.runs.run import Run
 from unfed.trust import bundle, keys, listening, verifier
@@ -95,7 +95,7 @@ def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
         RunFolder(tmp_path).description()
     with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
-        kept_files.fields_of(tmp_path / "run.json", "results", {})
+        record.fields_of(tmp_path / "run.json", "results", {})
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnfedError, match="pipe is no file, or has more than 1024 MiB"):
         storage.content(tmp_path / "pipe")

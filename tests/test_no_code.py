@@ -123,7 +123,6 @@ WORK = {
     "probe": ["probe", "run", "--quick", "--quiet"],
     "serve": ["serve", "run"],
     "suggest": ["suggest", "run", "--rules", "--json"],
-    "theory": ["theory", "run", "--only", "compensation", "--json"],
 }
 """Commands that work in a run folder, and so may need its code."""
 
@@ -168,7 +167,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
 OTHERS |= {"request revoke", "verify"}
-OTHERS |= {"keys new", "request sign", "judge"}
+OTHERS |= {"keys new", "request sign", "judge", "theory"}
 """Commands that read neither a config nor a run folder."""
 
 

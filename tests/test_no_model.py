@@ -44,7 +44,6 @@ def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ["export", "run", "-o", "model.safetensors"],
         ["evaluate", "run"],
         ["probe", "run"],
-        ["theory", "run"],
         ["resume", "run"],
     ],
     ids=lambda words: words[0],

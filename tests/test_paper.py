@@ -21,9 +21,8 @@ from unfed.config import revisions
 from unfed.errors import UnfedError
 from unfed.model.networks import build
 from unfed.paper import pictures
-from unfed.paper.items import SCALES, Item, Spec, chosen, items, published
-from unfed.paper.pictures import Line
-from unfed.paper.sharing import shared
+from unfed.paper.items import SCALES, Item, Spec, chosen, items, published, shared
+from unfed.paper.pictures import Curve
 from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section
 from unfed.paper.views.layers import show as show_layers
@@ -88,7 +87,7 @@ def test_a_name_that_means_two_methods_is_two_runs(monkeypatch: pytest.MonkeyPat
         for i, layer in enumerate(("conv1", "conv2", "conv1"))
     ]
     item = Item("table-1", "", "results", {"digits": tuple(specs)})
-    monkeypatch.setattr("unfed.paper.sharing.items", lambda: {"table-1": item})
+    monkeypatch.setattr("unfed.paper.items.items", lambda: {"table-1": item})
     one, two, three = (shared("digits")[spec] for spec in specs)
     assert one.folder == three.folder != two.folder
 
@@ -402,8 +401,8 @@ def test_mistakes_are_found_before_anything_is_written(arguments: list[str], say
 
 def test_every_curve_is_drawn_and_named_and_not_has_the_first_colour() -> None:
     points = [(0.0, 4.0), (1.0, 1.0)]
-    both = pictures.curves([Line("FT", points), Line("NoT", points)], "t", "round", "gap", item="f").svg
-    alone = pictures.curves([Line("FT", points)], "t", "round", "gap", item="f").svg
+    both = pictures.curves([Curve("FT", points), Curve("NoT", points)], "t", "round", "gap", item="f").svg
+    alone = pictures.curves([Curve("FT", points)], "t", "round", "gap", item="f").svg
     assert both is not None and alone is not None
     assert ">FT<" in both and ">NoT<" in both and "var(--series-1)" in both
     assert ">FT<" in alone and "var(--series-1)" not in alone

@@ -48,7 +48,7 @@ CUT_LONG = f"methods.{LONG}.unlearning.rounds"
 
 def shown_by(block: Block, item: str) -> list[tuple[Spec, list[str]]]:
     """The runs of an item that a block's results can stand for, with what differs."""
-    kept = record.Kept(block.config.name, block.config.to_json(), (), {})
+    kept = record.KeptResults(block.config.name, block.config.to_json(), (), {})
     found = [
         (spec, record.fitting([kept], spec.preset, spec.config().to_json()))
         for spec in paper_items()[item].runs["paper"]
@@ -240,7 +240,7 @@ def test_a_block_runs_its_methods_then_its_analyses_of_which_one_that_fails_cost
 ) -> None:
     measured = analyses.measured
 
-    def broken(item: object, *rest: object) -> analyses.Kept:
+    def broken(item: object, *rest: object) -> analyses.KeptAnalysis:
         if getattr(item, "id", "") == "table-7":
             raise RuntimeError("out of memory")
         return measured(item, *rest)  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ def test_on_another_machine_only_what_was_not_kept_is_run(
     path.unlink()
     jobs = {job: columns for job, columns in kept.jobs.items() if not job.endswith("/not")}
     made = tuple({**about, "jobs": sorted(jobs)} for about in kept.made)
-    record.write(record.Kept(kept.preset, kept.config, made, jobs), tiny / "kept")
+    record.write(record.KeptResults(kept.preset, kept.config, made, jobs), tiny / "kept")
     shutil.rmtree(tiny / "runs")
     unlearnt: list[str] = []
     unlearn = Run.unlearn

@@ -6,9 +6,9 @@ import pytest
 
 from unfed.federation.ledger import Ledger
 from unfed.model.networks import build
-from unfed.paper import units
+from unfed.paper import verdict
 from unfed.paper.items import items, published
-from unfed.paper.units import Costs, paper_units
+from unfed.paper.verdict import Costs, paper_units
 from unfed.paper.views import printed, results
 from unfed.values import not_measured
 
@@ -35,7 +35,7 @@ def test_a_round_of_nine_clients_with_resnet_18_is_805_078_224_bytes() -> None:
 def test_251_rounds_of_vit_are_what_the_paper_prints() -> None:
     there = paper_units(spent(VIT, 251).comm_bytes, 0, vit=True)
     assert there.comm_bytes == pytest.approx(1.480e12, rel=5e-4)
-    assert units.text(there.comm_bytes) == "1.48e12"
+    assert verdict.text(there.comm_bytes) == "1.48e12"
 
 
 def test_every_byte_count_of_the_papers_grids_is_a_round_of_the_grid() -> None:
@@ -72,7 +72,7 @@ def test_vit_counts_a_thousandfold_and_the_bound_counts_clients_once() -> None:
 def test_what_was_not_measured_stays_so() -> None:
     missing = not_measured("no formula for lstm")
     assert paper_units(missing, missing) == (missing, missing)
-    assert units.text(missing) == missing
+    assert verdict.text(missing) == missing
 
 
 def test_ratios_between_methods_are_unaffected() -> None:
@@ -90,7 +90,7 @@ def test_flops_of_the_same_bound_stand_beside_the_papers_in_its_units() -> None:
 def test_a_table_of_results_says_what_the_papers_costs_are(name: str) -> None:
     item = items()[name]
     (sentence,) = results.table(item, {}).said
-    assert sentence == units.note(item.published)
+    assert sentence == verdict.note(item.published)
     assert ("7.13" in sentence) == (name in ("table-2", "table-3", "table-4"))
     assert ("all ten" in sentence) == (name in ("table-3", "table-4"))
     assert ("cannot be set beside ours" in sentence) == (name == "table-6")

@@ -195,7 +195,6 @@ EXEMPT = (
     "unfed/cli/requests.py:forget",
     "unfed/cli/evidence.py:serve",
     "unfed/cli/evidence.py:request_sign",
-    "unfed/cli/theory.py:theory",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )
 

@@ -14,11 +14,11 @@ import pytest
 from test_population_measures import Made
 from test_report import fake_run
 from unfed.measures.population import Resampling, judge
-from unfed.paper import making, pictures
+from unfed.paper import build, pictures
 from unfed.paper.items import items as paper_items
-from unfed.paper.pictures import Line
+from unfed.paper.pictures import Curve
 from unfed.paper.views import results
-from unfed.paper.views.base import Grid, Section
+from unfed.paper.views.base import Section, TextTable
 from unfed.report.html import render
 from unfed.report.rules import rows
 
@@ -262,22 +262,24 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = [replace(row, request="digits, CNN") for row in rows(lines)]
     points = [(float(t), 40.0 / (t + 1)) for t in range(40)]
     curve = pictures.curves(
-        [Line("FT", points), Line("NoT", points)], "digits, CNN", "round", "gap", item="f4", rooted=True
+        [Curve("FT", points), Curve("NoT", points)], "digits, CNN", "round", "gap", item="f4", rooted=True
     )
     shares = {"FT": [("10 %", 1.0)], "NoT": [("10 %", 2.0)]}
     bars = [pictures.groups(shares, up, "share", item="f6") for up in ("gap", "FLOPs")]
-    layers = [Line("NoT", [(f"encoder.layers.encoder_layer_{i}.mlp", 0.9) for i in range(12)])]
+    layers = [Curve("NoT", [(f"encoder.layers.encoder_layer_{i}.mlp", 0.9) for i in range(12)])]
     sections = [
         replace(results.table(items["table-1"], {}), rows=tuple(found)),
         Section(
-            items["table-7"], grids=(Grid(("Data and model", "t"), (("digits, CNN", "29"),)),), said=("Mind this.",)
+            items["table-7"],
+            grids=(TextTable(("Data and model", "t"), (("digits, CNN", "29"),)),),
+            said=("Mind this.",),
         ),
         Section(items["figure-4"], pictures=(curve,)),
         Section(items["figure-6"], pictures=tuple(bars)),
         Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", item="f3", bottom=0.0),)),
     ]
     path = tmp_path_factory.mktemp("paper") / "paper.html"
-    path.write_text(making.render(sections, "digits", ["seed=0"], run), encoding="utf-8")
+    path.write_text(build.render(sections, "digits", ["seed=0"], run), encoding="utf-8")
     return path
 
 

@@ -11,7 +11,7 @@ from test_report import Page, fake_line, fake_run
 from unfed.config.tables import RequestConfig
 from unfed.data import Request
 from unfed.measures.forgotten import Forgetting
-from unfed.paper import making
+from unfed.paper import build
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
@@ -144,7 +144,7 @@ def test_the_gate_speaks_of_what_is_allowed() -> None:
 
 def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_was_made() -> None:
     some, every = (
-        Page(making.render([Section(items()[name]) for name in names], "digits", ["seed=0"], {})).text
+        Page(build.render([Section(items()[name]) for name in names], "digits", ["seed=0"], {})).text
         for names in (["table-3"], list(items()))
     )
     assert (

@@ -26,12 +26,11 @@ from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
 from unfed.paper import analyses, record
+from unfed.paper.build import markdown
 from unfed.paper.items import items as paper_items
 from unfed.paper.items import published
-from unfed.paper.making import markdown
 from unfed.paper.views import VIEWS
-from unfed.paper.views.models import NEGATED, models_of
-from unfed.paper.views.retraced import retraced
+from unfed.paper.views.models import NEGATED, models_of, retraced
 from unfed.report import rows
 from unfed.report.tables import name_of
 from unfed.requests.entry import Job
@@ -99,7 +98,7 @@ def test_a_method_of_ours_with_other_hyperparameters_is_another_config(first: Ru
     """A label of one's own says what it is; `not` without a table of its own is the paper's."""
     found = record.kept(first, "abc")
 
-    def told(**tables: object) -> record.Kept:
+    def told(**tables: object) -> record.KeptResults:
         return replace(found, config={**found.config, "methods": {"run": ["not"], **tables}})
 
     other, more = told(**{"not": {"layers": ["conv2"]}}), told(conv2={"use": "not", "layers": ["conv2"]})
@@ -111,7 +110,7 @@ def test_a_method_of_ours_with_other_hyperparameters_is_another_config(first: Ru
     assert record.merged(found, more).config["methods"]["conv2"]["use"] == "not", "a label that was added is told"
 
 
-def as_the_papers(run: Run, item: str, *more: str) -> record.Kept:
+def as_the_papers(run: Run, item: str, *more: str) -> record.KeptResults:
     """A run under the name of the paper's own on CIFAR-10, with further methods that are copies of its NoT."""
     spec = next(s for s in paper_items()[item].runs["paper"] if s.preset == "cifar10-cnn")
     kept = record.kept(run, "abc")
@@ -507,16 +506,18 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def table_7(analysed: Run) -> analyses.Kept:
+def table_7(analysed: Run) -> analyses.KeptAnalysis:
     return analyses.measured(paper_items()["table-7"], analysed, "abcdef1234")
 
 
 @pytest.fixture(scope="module")
-def figure_3(analysed: Run) -> analyses.Kept:
+def figure_3(analysed: Run) -> analyses.KeptAnalysis:
     return analyses.measured(paper_items()["figure-3"], analysed, "abcdef1234")
 
 
-def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, table_7: analyses.Kept, tmp_path: Path) -> None:
+def test_a_kept_analysis_shows_what_the_run_would(
+    analysed: Run, table_7: analyses.KeptAnalysis, tmp_path: Path
+) -> None:
     item = paper_items()["table-7"]
     spec = item.runs["digits"][0]
     path = analyses.write(table_7, tmp_path)
@@ -531,7 +532,7 @@ def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, table_7: analys
     assert analyses.all_in(tmp_path) == [again] and record.all_in(tmp_path) == []
 
 
-def test_table_7_takes_lip_along_the_run_and_says_what_noise_does(table_7: analyses.Kept) -> None:
+def test_table_7_takes_lip_along_the_run_and_says_what_noise_does(table_7: analyses.KeptAnalysis) -> None:
     for method in ("ft", "not"):
         own = table_7.numbers["methods"][method]
         assert list(own["lipschitz_at"]) == ["start", "round 1", "round 3", "last round"]
@@ -558,7 +559,7 @@ def replace_rounds(run: Run, rounds: int) -> Run:
 
 
 def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(
-    figure_3: analyses.Kept, tmp_path: Path
+    figure_3: analyses.KeptAnalysis, tmp_path: Path
 ) -> None:
     """Kept under the name of the paper's own run, for which no test has the time."""
     kept = figure_3
@@ -590,7 +591,7 @@ def test_what_cannot_be_analysed_is_said(first: Run, tmp_path: Path) -> None:
 
 def test_numbers_of_a_kept_analysis_that_are_damaged_are_said() -> None:
     item = paper_items()["figure-3"]
-    damaged = analyses.Kept("figure-3", "cifar10-cnn", {}, {}, {"layers": None})
+    damaged = analyses.KeptAnalysis("figure-3", "cifar10-cnn", {}, {}, {"layers": None})
     with pytest.raises(UnfedError, match="What was kept of Figure 3.* is damaged .*; analyse its run again"):
         analyses.shown(item, {"CIFAR-10": damaged})
 
@@ -603,7 +604,7 @@ def test_the_bound_with_noise_solves_its_own_equation() -> None:
 
 
 def test_what_was_kept_on_another_machine_comes_together_with_what_is_here(
-    first: Run, figure_3: analyses.Kept, tmp_path: Path
+    first: Run, figure_3: analyses.KeptAnalysis, tmp_path: Path
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record.write(record.kept(first, "abc"), there)
@@ -831,7 +832,7 @@ def test_the_seconds_of_a_stack_are_counted_once() -> None:
     jobs = {f"1/{r}": {"seconds": [0.0, 60.0]} for r in ("None/train", "r/ft", "r/not", "r/pgd", "r/mode")}
     alone = {"jobs": ["1/None/train", "1/r/mode"]}
     stacked = [{"jobs": ["1/None/train", f"1/r/{m}"], "beside": ["ft", "not", "pgd"]} for m in ("ft", "not", "pgd")]
-    told = reproduction.took(record.Kept("p", {}, (alone, *stacked), jobs), ["ft", "not", "pgd", "mode"])
+    told = reproduction.took(record.KeptResults("p", {}, (alone, *stacked), jobs), ["ft", "not", "pgd", "mode"])
     assert told == (
         "Rounds alone, beside whatever else the machine did: seed 1 3.0 minutes (5 jobs, of which ft, not, pgd in one"
         " stack)."

@@ -17,7 +17,7 @@ from unfed.analysis.spectrum import (
     ATOMS,
     Floats,
     Gradients,
-    Sample,
+    GradientSample,
     alpha,
     content,
     curve,
@@ -198,7 +198,7 @@ def data(n: int = 40) -> TensorSource:
 def measured(net: nn.Module, rows: Tensor | None = None, **options: Any) -> Gradients:
     chosen: dict[str, Any] = {"seed": 5, "batch": 7, "batches": 9, "size": 20, "sets": 4} | options
     rows = torch.arange(2, 40) if rows is None else rows
-    return gradients(Template(net, (6,)), params_of(net), data(), rows, Sample(**chosen))
+    return gradients(Template(net, (6,)), params_of(net), data(), rows, GradientSample(**chosen))
 
 
 def by_hand(net: nn.Module, batch: Tensor, names: tuple[str, ...]) -> Tensor:
@@ -270,7 +270,7 @@ def test_a_network_goes_through_to_its_content() -> None:
 def test_measuring_leaves_the_model_as_it_was() -> None:
     net = network()
     template, params = Template(net, (6,)), params_of(net)
-    gradients(template, params, data(), torch.arange(40), Sample(batch=8, batches=4, size=5, sets=2))
+    gradients(template, params, data(), torch.arange(40), GradientSample(batch=8, batches=4, size=5, sets=2))
     assert all(torch.equal(params[name], value) for name, value in params_of(net).items())
     assert not any(value.requires_grad for value in params.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import unfed
 from commands import called
 from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
 from unfed.analysis.advice.rules import _judged
+from unfed.api import write_report
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -371,9 +373,15 @@ def test_the_command_scores_a_run_and_reads_the_graph_of_a_name(
     assert code == 0 and {one["layer"] for one in found["ranked"]} == {"conv1.weight", "conv2.weight"}, said
     assert all(one["score"] is not None for one in found["ranked"])
     assert json.loads((tmp_path / "run/advice/0.json").read_text())["advice"] == found
-    assert "Which layer to perturb (seed 0)" in (tmp_path / "run/report.html").read_text()
+    page = html.unescape((tmp_path / "run/report.html").read_text())
+    assert f"Seed 0: <strong>Perturb {found['layer']} by {found['perturbation']}.</strong> {found['why'][0]}" in page
     code, out, _ = called(["suggest", "run", "--rules"], monkeypatch, capsys)
     assert code == 0 and "Perturb conv1.weight by reinit." in out and "In doubt: There was no data" in out
+    run.folder.model_file(run.training_job(0)).unlink()
+    assert run.info()["advice"] == [] and "Which layer to perturb" not in write_report(run).read_text()
+    (tmp_path / "run/advice/0.json").write_text('{"schema": 1}')
+    with pytest.raises(UnfedError, match="delete it, and ask again"):
+        run.info()
     code, out, _ = called(["suggest", "demo"], monkeypatch, capsys)
     assert code == 0 and 'methods.not.layers=["conv1.weight"]' in out.replace("\n", "")
     code, _, said = called(["suggest", "reznet18"], monkeypatch, capsys)

@@ -13,26 +13,40 @@ from torch import Tensor
 
 from test_central_methods import DIGITS, server_of, trained
 from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.theory.chains import (
+from unfed.analysis.bound import squared_gap_limit, stochasticity
+from unfed.analysis.theory.distance import MANY, activation_distance, farthest, imbalance, lead, reach, redrawn_share
+from unfed.analysis.theory.jacobian import (
+    asymmetry,
     chain_norm,
     cuts_every_chain,
     diameter,
     gradient_limit,
     jacobian_constant,
+    jacobian_distance,
+    jacobian_limit,
+    jacobians,
     length,
     lipschitz_limit,
     maximal_chains,
     may_be_negated,
+    norm,
     paths,
+    pushed_limit,
+    steepest,
+    total_variation,
+    wasserstein,
     without,
 )
-from unfed.analysis.theory.compensation import Relation, compensated, relation_of
-from unfed.analysis.theory.distance import MANY, activation_distance, farthest, imbalance, lead, reach, redrawn_share
-from unfed.analysis.theory.grafting import are_coadapted, is_grafting, origins
-from unfed.analysis.theory.jacobian import asymmetry, jacobian_distance, jacobian_limit, jacobians
-from unfed.analysis.theory.noise import squared_gap_limit, stochasticity
-from unfed.analysis.theory.optimum import optimality_norm, stretch
-from unfed.analysis.theory.transport import norm, pushed_limit, steepest, total_variation, wasserstein
+from unfed.analysis.theory.optimality import (
+    Relation,
+    are_coadapted,
+    compensated,
+    is_grafting,
+    optimality_norm,
+    origins,
+    relation_of,
+    stretch,
+)
 from unfed.errors import UnfedError
 from unfed.model.layers import Choice
 from unfed.model.perturb import graft, negate

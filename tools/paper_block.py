@@ -16,7 +16,7 @@ from unfed.cli.options import watched_until
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.paper import record
-from unfed.paper.making import refuse_revised
+from unfed.paper.build import refuse_revised
 from unfed.runs.description import now
 from unfed.runs.progress import OutOfTime, QuietWatch, Watch
 from unfed.runs.run import Run

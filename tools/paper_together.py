@@ -28,7 +28,7 @@ from unfed.data import ClientData
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError, nearest
-from unfed.paper.making import refuse_revised
+from unfed.paper.build import refuse_revised
 from unfed.runs.description import now
 from unfed.runs.progress import Deadline, QuietWatch, Watch
 from unfed.runs.run import Run

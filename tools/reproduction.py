@@ -42,8 +42,8 @@ from unfed.errors import UnfedError
 from unfed.measures.metrics import GAP_METRICS
 from unfed.measures.trajectory import Line
 from unfed.paper import analyses, record
+from unfed.paper.build import markdown
 from unfed.paper.items import Item, Spec, chosen, items
-from unfed.paper.making import markdown
 from unfed.paper.pictures import light_colour
 from unfed.paper.views import VIEWS, results
 from unfed.paper.views.base import Section
@@ -247,9 +247,9 @@ def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
         yield missing(item, absent) + "\n"
 
 
-def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
+def of_analyses(item: Item, looked: Sequence[analyses.KeptAnalysis]) -> Found:
     """An item that takes models, from what was measured on them."""
-    there, said, absent, apart = dict[str, analyses.Kept](), list[str](), list[Spec](), dict[str, list[str]]()
+    there, said, absent, apart = dict[str, analyses.KeptAnalysis](), list[str](), list[Spec](), dict[str, list[str]]()
     current, old = [one for one in looked if not analyses.outdated(one)], list[str]()
     for spec in item.runs["paper"]:
         near = analyses.fitting(current, item, spec)
@@ -269,7 +269,7 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
     return Found(analyses.shown(item, there) if there else None, said, absent, [*cut_short(apart)], old)
 
 
-def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
+def of_results(item: Item, kept: Sequence[record.KeptResults]) -> Found:
     """An item that takes lines, from those that were kept."""
     there, within = dict[str, list[Line]](), dict[str, float]()
     said, absent, apart, old = list[str](), list[Spec](), dict[str, list[str]](), list[str]()
@@ -328,7 +328,9 @@ def cut_short(different: Mapping[str, Sequence[str]]) -> Iterator[str]:
         )
 
 
-def _alike(near: Mapping[Spec, list[tuple[record.Kept, list[str]]]]) -> dict[Spec, list[tuple[record.Kept, list[str]]]]:
+def _alike(
+    near: Mapping[Spec, list[tuple[record.KeptResults, list[str]]]],
+) -> dict[Spec, list[tuple[record.KeptResults, list[str]]]]:
     """Of each preset the results that differ from the item in the same way, if most runs have such: shares of clients
     are compared after the same number of rounds or not at all."""
     kinds: dict[str, Counter[tuple[str, ...]]] = {}
@@ -338,29 +340,29 @@ def _alike(near: Mapping[Spec, list[tuple[record.Kept, list[str]]]]) -> dict[Spe
     return {spec: [pair for pair in found if tuple(pair[1]) == common.get(spec.preset)] for spec, found in near.items()}
 
 
-def _begun(kept: record.Kept, spec: Spec) -> bool:
+def _begun(kept: record.KeptResults, spec: Spec) -> bool:
     """Whether a method of the item's own is there: Retrain alone is a yardstick without anything to measure."""
     return bool({*spec.config().methods.run} & {job.rpartition("/")[2] for job in kept.jobs} - {"retrain"})
 
 
-def _counts(kept: record.Kept, spec: Spec, drawn: bool) -> bool:
+def _counts(kept: record.KeptResults, spec: Spec, drawn: bool) -> bool:
     """Whether what was not revised since can be shown; what is drawn are gaps to Retrain, or shares of its costs."""
     now = record.current(kept)
     return _begun(now, spec) and (not drawn or bool(_of(now, "retrain")))
 
 
-def _complete(kept: record.Kept, spec: Spec) -> bool:
+def _complete(kept: record.KeptResults, spec: Spec) -> bool:
     """Whether every method that the item shows is there."""
     return {*spec.config().methods.run} <= {job.rpartition("/")[2] for job in kept.jobs}
 
 
-def _chosen(kept: record.Kept, spec: Spec) -> list[Line]:
+def _chosen(kept: record.KeptResults, spec: Spec) -> list[Line]:
     """The lines of the methods that the item shows, under its own labels."""
     shown = {"before", OURS, *spec.config().methods.run}
     return [line for line in kept.lines() if line["method"] in shown]
 
 
-def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequence[Line]) -> str:
+def about(spec: Spec, kept: record.KeptResults, different: Sequence[str], lines: Sequence[Line]) -> str:
     """Where a block's numbers come from, in one sentence."""
     methods, now = {line["method"] for line in lines}, record.current(kept)
     made = [one for one in now.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
@@ -373,7 +375,7 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     return f"{told} {took(now, methods)}{left_out(spec, kept)}"
 
 
-def _trained_again(kept: record.Kept) -> str:
+def _trained_again(kept: record.KeptResults) -> str:
     """Where methods of one seed began at different θ*, who did, and how far these are apart."""
     told = ""
     for seed, points in record.retrained_otherwise(kept).items():
@@ -390,7 +392,7 @@ def _trained_again(kept: record.Kept) -> str:
     return told
 
 
-def _trained_elsewhere(found: record.Kept, kept: Sequence[record.Kept]) -> str:
+def _trained_elsewhere(found: record.KeptResults, kept: Sequence[record.KeptResults]) -> str:
     """Where θ* is that of an earlier result trained again, and not the same: a large one is not carried from there."""
     return "".join(
         f" θ* of seed {seed} was trained again as for `results/{other.preset}-{other.key}.json` and is not the same, at"
@@ -399,7 +401,7 @@ def _trained_elsewhere(found: record.Kept, kept: Sequence[record.Kept]) -> str:
     )
 
 
-def took(kept: record.Kept, methods: Collection[str]) -> str:
+def took(kept: record.KeptResults, methods: Collection[str]) -> str:
     """How long the rounds of the shown jobs took, by seed: what was measured, not what a price says."""
     beside = stacks_of(kept)
     by_seed: dict[str, dict[str, float]] = {}
@@ -414,7 +416,7 @@ def took(kept: record.Kept, methods: Collection[str]) -> str:
     return f"Rounds alone, beside whatever else the machine did: {', '.join(told)}." if told else ""
 
 
-def stacks_of(kept: record.Kept) -> dict[str, tuple[str, ...]]:
+def stacks_of(kept: record.KeptResults) -> dict[str, tuple[str, ...]]:
     """The jobs that ran in a stack, each with the methods of that."""
     return {job: tuple(one["beside"]) for one in kept.made for job in one["jobs"] if "beside" in one}
 
@@ -431,7 +433,7 @@ def spent(jobs: Mapping[str, float], beside: Mapping[str, tuple[str, ...]]) -> t
     return sum([*together, *alone]), [name.rpartition("/")[2] for name in stacked]
 
 
-def left_out(spec: Spec, kept: record.Kept) -> str:
+def left_out(spec: Spec, kept: record.KeptResults) -> str:
     """What the item asks for and these results do not have, method by method and seed by seed, with its price.
 
     What they have and no longer counts comes after what they never had.
@@ -457,7 +459,7 @@ def as_long(spec: Spec, config: Mapping[str, Any]) -> Config:
     return spec.config([f"training.rounds={said.training.rounds}", f"unlearning.rounds={said.unlearning.rounds}"])
 
 
-def _pairs(kept: record.Kept) -> set[tuple[int, str]]:
+def _pairs(kept: record.KeptResults) -> set[tuple[int, str]]:
     return {(int(job.partition("/")[0]), job.rpartition("/")[2]) for job in kept.jobs}
 
 
@@ -476,7 +478,7 @@ def _named(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def figure(kept: record.Kept) -> str:
+def figure(kept: record.KeptResults) -> str:
     """Average gap to Retrain after each evaluated round, the mean over a method's seeds, as SVG."""
     if not _of(kept, "retrain"):
         raise UnfedError("These results have no Retrain that counts, to which gaps could be taken; run it again.")
@@ -509,14 +511,14 @@ def figure(kept: record.Kept) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def fewer(kept: record.Kept, methods: Sequence[str]) -> str:
+def fewer(kept: record.KeptResults, methods: Sequence[str]) -> str:
     """` (fukd: 0)`: the methods that were not run for every seed."""
     seeds = {m: [s for s in kept.seeds if any(job.startswith(f"{s}/") for job in _of(kept, m))] for m in methods}
     few = [f"{method}: {', '.join(map(str, own))}" for method, own in seeds.items() if len(own) < len(kept.seeds)]
     return f" ({'; '.join(few)})" if few else ""
 
 
-def _of(kept: record.Kept, method: str) -> list[str]:
+def _of(kept: record.KeptResults, method: str) -> list[str]:
     return [job for job in kept.jobs if job.rpartition("/")[2] == method]
 
 

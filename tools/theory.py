@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unfed.claims.making import record
+from unfed.paper.claims.trial import record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks/records/2026-11-16-theory-digits-cpu.json"

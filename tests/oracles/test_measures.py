@@ -17,7 +17,7 @@ from oracles import measures as plain
 from oracles.plain import net_of
 from oracles.world import SOURCE, X, Y, clients, floats, fresh, template
 from unfed import rng
-from unfed.analysis.bound import Models, Sets, bound
+from unfed.analysis.bound import BoundModels, Sets, bound
 from unfed.analysis.cka import Cka
 from unfed.client.optimiser import plateau
 from unfed.client.plan import term
@@ -181,7 +181,7 @@ def test_the_time_bound_takes_the_long_model_and_the_steepest_checkpoint() -> No
         )  # fmt: skip
 
     sets = Sets(SOURCE, retain, forget, batch=16)
-    found = bound(template(), sets, Models(start, retrained, long, way), epsilon=0.2)
+    found = bound(template(), sets, BoundModels(start, retrained, long, way), epsilon=0.2)
     assert found.time == pytest.approx(expected(), rel=1e-9)
     for wrong in (expected(long=retrained), expected(way=[]), expected(retrained=long)):
         assert abs(wrong / expected() - 1) > 0.01

@@ -10,11 +10,27 @@ This is Theorem 1, as the paper evaluates it for its Table 7.
 
 Far from a minimum of L_{D_r} the bound is small: there is much loss to go down, and on the way δ can change fast. That
 is what negation buys. Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way, A the noise's share, which the paper
-finds negligible. With noise the theorem fails (`unfed.analysis.theory.noise`); `bound(…, corrected=True)` keeps the
+finds negligible. With noise the theorem fails (below); `bound(…, corrected=True)` keeps the
 term that its proof drops. Time is learning rate × steps, divided by 1 − momentum where there is momentum.
 
 Only the order (NoT far below FT) should be read from it: the paper predicts that FT costs 61, 2,800 and 500 times as
 much as NoT, and measures 1.3, 1.1 and 2.0.
+
+The unlearning-time bound under noise: Theorem 5, and the term that its proof drops.
+
+For dθ = −∇L_{D_r} dt + Σ dW the paper states, with Lip the Lipschitz constant of δ:
+
+    t ≥ E(δ(θᵗ) − δ(θ⁰))² / ( Lip² [ |L_{D_r}(θ⁰) − E L_{D_r}(θᵗ)| + A ] )                                (Eq. 7)
+    A = ½ ∫₀ᵗ |Tr(Σ² ∇²L_{D_r})| ds                                                                       (Eq. 9)
+
+Without noise (Σ = 0, A = 0) this holds. With noise it does not: the proof bounds ‖θᵗ − θ⁰‖ by the drift alone, but
+θᵗ − θ⁰ = −∫∇L ds + ∫Σ dW, and noise alone carries θ away. In the plane, with L_{D_r} = θ₁²/2 and
+L_{D_u} = L_{D_r} + √(1 + θ₂²), noise in θ₂ from the origin changes no L_{D_r} and A = 0, so Eq. 7 allows no change of
+δ at all; yet E(Δδ)² = 0.29 at t = 1. Keeping the term, by Minkowski's inequality and Itô's isometry:
+
+    √E(Δδ)² ≤ Lip · ( √( t · [ L_{D_r}(θ⁰) − E L_{D_r}(θᵗ) + A ] ) + √( E ∫₀ᵗ Tr(ΣΣᵀ) ds ) )
+
+Small noise, as the paper measures it, changes little of this; large noise makes the time a matter of the noise.
 """
 
 from __future__ import annotations
@@ -23,11 +39,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torch import Tensor
 
 from unfed.analysis.gradient_noise import Noise
-from unfed.analysis.theory.noise import squared_gap_limit
 from unfed.client.scores import mean_gradient, score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
@@ -36,6 +52,32 @@ from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.values import Value
+
+
+def stochasticity(times: Sequence[float], traces: Sequence[float]) -> float:
+    """A = ½ ∫ |Tr(Σ² ∇²L)| ds, by trapezoids between the measured traces (Eq. 9, Eq. 87)."""
+    if len(times) != len(traces) or len(times) < 2:
+        raise UnfedError(f"Give one trace per time, at least two of them, not {len(traces)} for {len(times)}.")
+    if any(later < earlier for earlier, later in pairwise(times)):
+        raise UnfedError("The times must not go back; sort the checkpoints.")
+    spans = [later - earlier for earlier, later in pairwise(times)]
+    heights = [(abs(one) + abs(other)) / 2 for one, other in pairwise(traces)]
+    return sum(span * height for span, height in zip(spans, heights, strict=True)) / 2
+
+
+def squared_gap_limit(
+    time: float, descent: float, lipschitz: float, *, noise: float = 0.0, diffusion: float | None = None
+) -> float:
+    """The largest E(δ(θᵗ) − δ(θ⁰))² that a time allows: Theorem 5, solved for it.
+
+    `descent` is L_{D_r}(θ⁰) − E L_{D_r}(θᵗ), `noise` is A, and `diffusion` is E ∫ Tr(ΣΣᵀ) ds, which the paper leaves
+    out: without it this is Eq. 7 as printed, right where there is no noise; with it, it holds always.
+    """
+    if min(time, lipschitz, noise, diffusion or 0.0) < 0:
+        raise UnfedError("Time, Lip, A and the diffusion cannot be negative; check how they were measured.")
+    printed = lipschitz**2 * time * (abs(descent) + noise)
+    return printed if diffusion is None else (math.sqrt(printed) + lipschitz * math.sqrt(diffusion)) ** 2
+
 
 FOR_EVER = 1e30
 """A time that no descent lasts."""
@@ -178,7 +220,7 @@ class Sets:
 
 
 @dataclass(frozen=True)
-class Models:
+class BoundModels:
     """The models that a bound is measured on."""
 
     start: Params
@@ -193,7 +235,7 @@ class Models:
 def bound(
     template: Template,
     sets: Sets,
-    models: Models,
+    models: BoundModels,
     *,
     noise: float | Noise = 0.0,
     epsilon: float = 0.0,

@@ -98,7 +98,7 @@ def content(found: Gradients) -> Content:
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradientSample:
     """Which gradients are looked at.
 
     It follows from the seed alone, so that models are compared on the same ones.
@@ -119,7 +119,7 @@ def gradients(
     params: Params,
     source: Source,
     rows: Tensor,
-    sample: Sample = Sample(),  # noqa: B008  (frozen)
+    sample: GradientSample = GradientSample(),  # noqa: B008  (frozen)
 ) -> Gradients:
     """X_i = ∇ mean cross-entropy of batch i, in eval mode, without augmentation, on sets of coordinates.
 

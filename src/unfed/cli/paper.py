@@ -62,7 +62,7 @@ def paper(
     if show:
         _show(wanted, scale, as_json)
         return
-    from unfed.paper.making import make  # it can draw, and drawing is slow to import
+    from unfed.paper.build import make  # it can draw, and drawing is slow to import
 
     silent = quiet or as_json
     told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))

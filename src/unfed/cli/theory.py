@@ -6,49 +6,36 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from unfed.cli.console import stderr, stdout
-from unfed.cli.options import AllowCode, Json, Quiet
-from unfed.errors import UnfedError
+from unfed.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
-    from unfed.claims.base import Claim
+    from unfed.paper.claims.claim import Claim
 
 
 def theory(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run folder: try what can be tried on its own models.")
-    ] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="One claim by its name. Repeatable.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="For numbers, figures and the page; default: theory.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed, another federation; of a run, which of its.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="For numbers, figures and the page.")] = Path("theory"),
+    seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and draws: to see it work.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Name the claims, and stop.")] = False,
-    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """The paper's claims, each tried: holds, fails.
 
     They are tried on digits, in minutes. Numbers, figures and a page go into a folder; what was tried there is not
-    tried again. Of a run, the claims that need no training are tried on its own models, in seconds: verdicts go into
-    its folder and its report.
+    tried again.
     """
-    if run is not None:
-        if out is not None or quick:
-            raise UnfedError("Verdicts on a run go into its own folder, all at once; leave --out and --quick out.")
-        _on_run(run, only or [], seed, show, as_json, quiet)
-        return
-    from unfed.claims import making  # it can draw, and drawing is slow to import
+    from unfed.paper.claims import trial  # it can draw, and drawing is slow to import
 
-    wanted = making.chosen(only or [])
+    wanted = trial.chosen(only or [])
     if show:
         _show(wanted, as_json)
         return
@@ -59,7 +46,7 @@ def theory(
             stderr.print(escape(text), soft_wrap=True)
 
     try:
-        page, tried = making.make(wanted, out or Path("theory"), told, seed=seed or 0, quick=quick)
+        page, tried = trial.make(wanted, out, told, seed=seed, quick=quick)
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again.", soft_wrap=True)
         sys.exit(130)
@@ -72,34 +59,7 @@ def theory(
     stdout.print(f"Page: [bold]{escape(str(page))}[/bold]", soft_wrap=True)
 
 
-def _on_run(folder: Path, only: list[str], seed: int | None, show: bool, as_json: bool, quiet: bool) -> None:
-    """The claims that need no training, on the models of a run."""
-    from unfed.api import write_report
-    from unfed.claims import of_run
-    from unfed.runs.run import Run
-
-    wanted = of_run.chosen(only)
-    if show:
-        _show(wanted, as_json)
-        return
-
-    def said(text: str) -> None:
-        if not (quiet or as_json):
-            stderr.print(escape(text), soft_wrap=True)
-
-    opened = Run.open(folder)
-    found = of_run.try_on(opened, wanted, seed, said)
-    report = write_report(opened)
-    if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    elif not quiet:
-        for study in found:
-            stdout.print(f"Request {escape(str(study['request']))}, seed {study['seed']}:", soft_wrap=True)
-            _table([(one["place"], one["verdict"], one["seen"]) for one in study["claims"]], ("claim", "here", "seen"))
-        stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
-
-
-def _show(wanted: Sequence[Claim[Any]], as_json: bool) -> None:
+def _show(wanted: Sequence[Claim], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({c.id: {"place": c.place, "says": c.says} for c in wanted}, ensure_ascii=False))
         return

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from unfed.flower.rows import noted
-from unfed.remote.naming import KEYS
+from unfed.remote.messages import NAMED_BY
 
 QUESTION = "query.unfed"
 ANSWER = "who"
@@ -51,5 +51,5 @@ def introduce_mod(message: Message, context: Context, call_next: Callable[[Messa
 
 
 def _answered(message: Message, context: Context) -> Message:
-    own = {key: str(context.node_config[key]) for key in (*KEYS, PARTS, ALLOW) if key in context.node_config}
+    own = {key: str(context.node_config[key]) for key in (*NAMED_BY, PARTS, ALLOW) if key in context.node_config}
     return Message(RecordDict({ANSWER: ConfigRecord(dict(own))}), reply_to=message)

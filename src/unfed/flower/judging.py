@@ -25,8 +25,7 @@ from unfed.flower.classes import NOT_LEFT_OUT
 from unfed.flower.replies import decoded, tensors
 from unfed.flower.wire import from_arrays
 from unfed.model.params import Params
-from unfed.remote.packed import TYPES, Declared
-from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
+from unfed.remote.replies import TYPES, Declared, Failure, Unreadable, attempt, finite, said
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 TREES = (FedXgbBagging, FedXgbCyclic)

@@ -24,8 +24,8 @@ from unfed.flower.connected import connected, tells_names
 from unfed.flower.roll import JUST_CONNECTED, Roll
 from unfed.flower.speech import SPEECH
 from unfed.folder.deny import on_list
-from unfed.remote.denied import Denied
-from unfed.remote.naming import KEYS
+from unfed.remote.messages import NAMED_BY
+from unfed.remote.nodes import Denied
 from unfed.remote.replies import said
 
 TOLD = "every client is told to leave its rows out"
@@ -116,9 +116,9 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
         UnfedError: The keys are unknown, or there is no such partition.
     """
     wanted = {key.replace("_", "-"): str(value) for key, value in config.items()}
-    odd = next((key for key in wanted if key not in KEYS), None)
+    odd = next((key for key in wanted if key not in NAMED_BY), None)
     if odd is not None or not wanted:
-        raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in KEYS)}, not {odd or 'nothing'}.")
+        raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in NAMED_BY)}, not {odd or 'nothing'}.")
     if num_partitions is not None and "partition-id" not in wanted:
         raise UnfedError("num_partitions says of how many parts partition_id is one; name that too.")
     if num_partitions is not None and wanted["partition-id"] not in map(str, range(num_partitions)):

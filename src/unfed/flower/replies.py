@@ -14,9 +14,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from torch import Tensor
 
-from unfed.remote import packed as neutral
-from unfed.remote.packed import TYPES, Declared, Packed, unknown_type, wrong_size
-from unfed.remote.replies import Unreadable, said
+from unfed.remote import replies as neutral
+from unfed.remote.replies import TYPES, Declared, Packed, Unreadable, said, unknown_type, wrong_size
 
 _HEADER = 4096
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from unfed.flower.connected import since
 from unfed.flower.identity import ALLOW, ANSWER, PARTS, QUESTION
 from unfed.flower.sentences import UNANSWERED, asking
-from unfed.remote.naming import KEYS
+from unfed.remote.messages import NAMED_BY
 from unfed.remote.replies import attempt, said
 
 JUST_CONNECTED = "it has only just connected"
@@ -70,7 +70,7 @@ class Roll:
             self.silent[node], self._tries[node] = _failure(reply), TRIES
             return
         own = attempt(lambda: _words(reply))
-        if isinstance(own, dict) and (name := {key: own[key] for key in KEYS if key in own}):
+        if isinstance(own, dict) and (name := {key: own[key] for key in NAMED_BY if key in own}):
             self.known[node], self.parts[node] = name, own.get(PARTS, "")
             self.willing.discard(node)
             if "forget" in (word.strip() for word in own.get(ALLOW, "").split(",")):
@@ -93,4 +93,4 @@ def _failure(reply: Message) -> str:
 
 def _words(reply: Message) -> dict[str, str]:
     record = reply.content.config_records[ANSWER]
-    return {key: str(record[key]) for key in (*KEYS, PARTS, ALLOW) if key in record}
+    return {key: str(record[key]) for key in (*NAMED_BY, PARTS, ALLOW) if key in record}

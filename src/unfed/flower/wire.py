@@ -18,7 +18,7 @@ from unfed.errors import UnfedError
 from unfed.flower.replies import packed
 from unfed.model.params import Params
 from unfed.remote.messages import CENSUS, MEASURE, SCORES, TRAIN, Ask, Numbers, Reply
-from unfed.remote.packed import unpacked
+from unfed.remote.replies import unpacked
 
 MESSAGE_TYPES = {TRAIN: "train", MEASURE: "evaluate", SCORES: "evaluate", CENSUS: "query"}
 """Which of Flower's kinds of message carries which kind of ask."""

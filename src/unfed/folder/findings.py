@@ -1,7 +1,7 @@
-"""What a run folder knows of the paper's claims about its models, and of which layer to take.
+"""What a run folder knows of which layer to take.
 
-    theory/SEED/REQUEST.json         verdicts on the models of a request (`unfed theory RUN`)
     advice/SEED.json                 which layer of the model in force to perturb, and how (`unfed suggest RUN`)
+    theory/SEED/REQUEST.json         written by older versions: not shown any more, and a purge still takes it along
 
 Nothing is built to read it. A file speaks of the models whose digests it names; once one of them is another, or gone,
 it is not shown any more. Files hold no date and no duration: the same run gives the same bytes.
@@ -18,7 +18,7 @@ from unfed import storage
 from unfed.config.reading import check_id, check_label
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
-from unfed.folder.schema import COUNT, TEXT, Fits, checked
+from unfed.folder.schema import COUNT, Fits, checked
 from unfed.folder.undo_results import model_digest
 from unfed.requests.entry import Job
 
@@ -42,26 +42,15 @@ MODELS: dict[str, Fits] = {
         its.table_of(its.table_with({"job": _is_job, "digest": its.or_null(its.is_text)})),
     )
 }
-_CLAIM = its.table_with(dict.fromkeys(("place", "says", "verdict", "seen"), its.is_text))
 _TEXTS = its.list_of(its.is_text)
 _ADVISED = its.table_with(
     {"layer": its.is_text, "perturbation": its.is_text, "why": _TEXTS, "doubts": _TEXTS},
 )
 STUDY: dict[str, dict[str, Fits]] = {
-    THEORY: {
-        **MODELS,
-        "seed": COUNT,
-        "request": TEXT,
-        "claims": ("a list of claims, each with its verdict", its.list_of(_CLAIM)),
-    },
+    THEORY: MODELS,
     ADVICE: {**MODELS, "seed": COUNT, "advice": ("a table with layer, perturbation, why and doubts", _ADVISED)},
 }
 AGAIN = "delete it, and ask again"
-
-
-def theory_file(folder: RunFolder, seed: int, request: str) -> Path:
-    """Where the verdicts on the models of a request are kept."""
-    return folder.path / THEORY / str(seed) / f"{request}.json"
 
 
 def advice_file(folder: RunFolder, seed: int) -> Path:
@@ -107,9 +96,7 @@ def read(folder: RunFolder, path: Path) -> dict[str, Any] | None:
     return found if all(model_digest(folder, job) == was for job, was in _models(found)) else None
 
 
-def of_run(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
-    """All studies that still speak of this folder's models."""
-    return {
-        what: [one for path in sorted((folder.path / what).rglob("*.json")) if (one := read(folder, path)) is not None]
-        for what in (THEORY, ADVICE)
-    }
+def of_run(folder: RunFolder) -> list[dict[str, Any]]:
+    """The advice that still speaks of this folder's models."""
+    found = (read(folder, path) for path in sorted((folder.path / ADVICE).rglob("*.json")))
+    return [one for one in found if one is not None]

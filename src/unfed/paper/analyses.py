@@ -19,9 +19,9 @@ from unfed import storage
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
-from unfed.paper import kept_files, record, views
+from unfed.paper import record, views
 from unfed.paper.items import SCALES, Item, Spec, items
-from unfed.paper.kept_files import SCHEMA
+from unfed.paper.record import SCHEMA
 from unfed.paper.views.base import Section, plain
 from unfed.runs.run import Run
 
@@ -30,7 +30,7 @@ FOLDER = "analyses"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptAnalysis:
     """What an analysis found in one run."""
 
     item: str
@@ -46,7 +46,7 @@ class Kept:
         return f"{self.item}-{self.preset}-{record.key_of(self.config)}"
 
 
-def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | None = None) -> Kept:
+def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | None = None) -> KeptAnalysis:
     """Analyse a finished run as the item asks.
 
     `numbers` change what its view takes (a spectrum over fewer sets of coordinates); they are shown with the result.
@@ -73,7 +73,7 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
     used = ("retrain", "ft", "not")
     edition = {**revisions.of(used), item.view: revisions.ANALYSES[item.view]}
     made = {**about, "revisions": edition, "commit": commit, "seed": run.config.seed_list[0]}
-    return Kept(item.id, run.config.name, info["config"], made, found)
+    return KeptAnalysis(item.id, run.config.name, info["config"], made, found)
 
 
 def rehearsed(item: Item, run: Run) -> None:
@@ -103,7 +103,7 @@ def _but_root(config: Mapping[str, Any], key: str) -> Any:
     return {name: value for name, value in found.items() if name != "root"} if isinstance(found, Mapping) else found
 
 
-def write(found: Kept, folder: Path) -> Path:
+def write(found: KeptAnalysis, folder: Path) -> Path:
     """Into its own file, in the place of an earlier one of the same config."""
     path = folder / FOLDER / f"{found.name}.json"
     body = {"schema": SCHEMA, **{name: getattr(found, name) for name in ("item", "preset", "config", "made")}}
@@ -123,23 +123,23 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> KeptAnalysis:
     """A kept analysis, if this version can read it."""
     shape = {
         "item": lambda name: isinstance(name, str) and name in items(),
-        "made": kept_files.is_made,
+        "made": record.is_made,
         "numbers": its.is_table,
     }
-    raw = kept_files.fields_of(path, "kept analysis", shape)
-    return Kept(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
+    raw = record.fields_of(path, "kept analysis", shape)
+    return KeptAnalysis(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
 
 
-def all_in(folder: Path) -> list[Kept]:
+def all_in(folder: Path) -> list[KeptAnalysis]:
     """Every kept analysis under a folder of results, by name."""
     return [read(path) for path in sorted((folder / FOLDER).glob("*.json"))]
 
 
-def outdated(found: Kept) -> str:
+def outdated(found: KeptAnalysis) -> str:
     """What has been revised since, in a sentence; empty if nothing was."""
     now = revisions.of(revisions.METHODS) | revisions.ANALYSES
     old = [name for name, number in found.made["revisions"].items() if now.get(name) != number]
@@ -147,14 +147,14 @@ def outdated(found: Kept) -> str:
     return f"{what}: {revisions.told(old)} revised since {since}; analyse a new run." if old else ""
 
 
-def fitting(found: Sequence[Kept], item: Item, spec: Spec) -> tuple[Kept, list[str]] | None:
+def fitting(found: Sequence[KeptAnalysis], item: Item, spec: Spec) -> tuple[KeptAnalysis, list[str]] | None:
     """The kept analysis that is nearest to a run of an item, with what differs from what that asks for."""
     own = [one for one in found if one.item == item.id and _same_experiment(spec, one.preset, one.config)]
     near = [(one, record.differences(one.config, spec.config().to_json())) for one in own]
     return min(near, key=lambda pair: len(pair[1]), default=None)
 
 
-def shown(item: Item, found: Mapping[str, Kept]) -> Section:
+def shown(item: Item, found: Mapping[str, KeptAnalysis]) -> Section:
     """The item from what was kept of its runs, by their names in it."""
     analysis = views.VIEWS[item.view].analysis
     assert analysis is not None  # only such items are kept

@@ -41,7 +41,7 @@ def light_colour(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One curve: its name and its points. Places that are words stand side by side in the order given."""
 
     name: str
@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PaperFigure:
     """A picture with its title, as it stands in a page, or the reason why there is none."""
 
     title: str
@@ -68,7 +68,7 @@ class Picture:
 
 
 def curves(
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     title: str,
     across: str,
     up: str,
@@ -76,7 +76,7 @@ def curves(
     item: str,
     bottom: float | None = None,
     rooted: bool = False,
-) -> Picture:
+) -> PaperFigure:
     """Some curves with a legend below.
 
     They are drawn on a root scale where small differences count as much as large ones. `item` keeps identifiers apart
@@ -84,7 +84,7 @@ def curves(
     """
     lines = [line for line in lines if line.points]
     if not lines:
-        return Picture(title, None, f"not measured: {up} at no {across}")
+        return PaperFigure(title, None, f"not measured: {up} at no {across}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.4), layout="constrained")
         axes = figure.add_subplot()
@@ -105,7 +105,7 @@ def curves(
             axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=across == "round"))
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
         told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines) + "."
-        return Picture(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
+        return PaperFigure(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
 
 
 def _scale_by_roots(axes: Any) -> None:
@@ -115,7 +115,7 @@ def _scale_by_roots(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _draw(axes: Any, line: Line, number: int, floor: float) -> None:
+def _draw(axes: Any, line: Curve, number: int, floor: float) -> None:
     """One curve in the colour, dash and marker of its number; its band ends at the floor."""
     across, colour = [x for x, _ in line.points], SERIES[number % len(SERIES)]
     if line.band:
@@ -141,14 +141,14 @@ def groups(
     item: str,
     spreads: Spreads | None = None,
     rooted: bool = False,
-) -> Picture:
+) -> PaperFigure:
     """Bars in groups, one colour per series, with whiskers where a spread is known.
 
     Where they are `rooted`, small values are seen beside large ones, as in `curves`.
     """
     title = up[0].upper() + up[1:]
     if not series:
-        return Picture(title, None, f"not measured: {up} of nobody at every {across}")
+        return PaperFigure(title, None, f"not measured: {up} of nobody at every {across}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
@@ -176,10 +176,10 @@ def groups(
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
         )
-        return Picture(title, svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
+        return PaperFigure(title, svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
 
 
-def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
+def bars(rows: Sequence[Row], title: str, *, item: str) -> PaperFigure:
     """Each metric and each cost of the methods, Retrain's value as a line."""
     read = {metric: [row.metrics[metric].mean for row in rows] for metric in GAP_METRICS}
     read |= {cost: [row.costs[cost].mean for row in rows] for cost in ("comm_bytes", "flops")}
@@ -211,10 +211,10 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
             + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))
             for i, row in enumerate(rows)
         )
-        return Picture(title, svg_text(figure, _id(item, title), f"All methods, {title}", told + "."))
+        return PaperFigure(title, svg_text(figure, _id(item, title), f"All methods, {title}", told + "."))
 
 
-def _first(lines: Sequence[Line]) -> list[Line]:
+def _first(lines: Sequence[Curve]) -> list[Curve]:
     """NoT first, so that it has the same colour in every picture."""
     return sorted(lines, key=lambda line: line.name != OURS)
 

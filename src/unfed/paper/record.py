@@ -7,31 +7,90 @@ come together in one file, and nothing else does: a run belongs to the file whos
 a number, a key that was added since being at its default. A method that has been revised since is outdated, and of a
 run whose engine or evaluator has been, everything is: `current` leaves that out, `outdated` says it. Tables are made of
 the kept lines as of a run's own.
+
+Files of kept results as they are read: they may be damaged, or come from somebody else's machine.
+
+    schema ─► every field that is read, by its type ─► names that become files ─► the config
+
+What does not fit is one sentence that names the file; nothing of it is written anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.config.config import differences as config_differences
+from unfed.config.reading import check_folder
 from unfed.errors import UnfedError
 from unfed.folder.folder import digests_at
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
-from unfed.paper import kept_files
-from unfed.paper.kept_files import SCHEMA
 from unfed.runs import same_training
 from unfed.runs.run import Run
 from unfed.values import is_measured
+
+SCHEMA = 1
+
+
+def fields_of(path: Path, what: str, fields: Mapping[str, its.Check]) -> dict[str, Any]:
+    """The fields of a file, `preset` and `config` among them, if each fits."""
+    try:
+        raw = its.parsed(storage.content(path, storage.MOST_JSON))
+    except (OSError, ValueError) as error:
+        raise UnfedError(f"{path} holds no {what} ({error}); make it again.") from error
+    if not isinstance(raw, dict) or "schema" not in raw:
+        raise UnfedError(f"{path} holds no {what} (no schema); make it again.")
+    if raw["schema"] != SCHEMA:
+        raise UnfedError(f"{path} has schema {raw['schema']}, this version reads {SCHEMA}; make it again.")
+    for name, fits in {"preset": its.is_text, "config": its.is_table, **fields}.items():
+        if name not in raw or not fits(raw[name]):
+            raise UnfedError(f"{path} holds no {what} (its {name} is missing or damaged); make it again.")
+    try:
+        check_folder(raw["preset"])
+        Config.kept(raw["config"])
+    except UnfedError as error:
+        raise UnfedError(f"{path} holds no {what} ({str(error).removesuffix('.')}); make it again.") from error
+    return raw
+
+
+_MADE = {**dict.fromkeys(("created", "commit", "hardware"), its.is_text), "revisions": its.table_of(its.is_count)}
+_MAY = {
+    "versions": its.is_table,
+    "trained": its.table_of(its.is_text),
+    "apart": its.table_of(its.is_number),
+    "beside": its.list_of(its.is_text),
+}
+is_made = its.table_with(_MADE, _MAY)
+"""When, where and by what something was made: of which revisions, above all."""
+are_made = its.list_of(its.table_with(_MADE | {"jobs": its.list_of(its.is_text)}, _MAY))
+_is_column = its.list_of(its.or_null(its.either(its.is_plain_number, its.is_text, its.is_yes)))
+"""Whether each value of a column is a number, or says why there is none."""
+_NUMBERS = {"round": its.list_of(its.is_count, 1), "seconds": its.list_of(its.or_null(its.is_number))}
+"""Columns that nobody had to measure."""
+
+
+def are_jobs(columns: Collection[str]) -> its.Check:
+    """Whether these are jobs, SEED/REQUEST/METHOD, each with these columns, one value a line."""
+    return lambda value: isinstance(value, dict) and all(_is_job(*pair, columns) for pair in value.items())
+
+
+def _is_job(name: str, own: Any, columns: Collection[str]) -> bool:
+    seed, _, rest = name.partition("/")
+    named = seed.isascii() and seed.isdigit() and len(seed) <= 20 and "/" in rest
+    if not (named and its.table_with(dict.fromkeys(columns, _is_column) | _NUMBERS)(own)):
+        return False
+    return len({len(own[column]) for column in columns}) == 1
+
 
 COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
 ONCE = ("validation_before", "keep_model")
@@ -45,7 +104,7 @@ ESSENTIAL = ("data", "partition", "model", "poison", "request", "setting")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptResults:
     """A file of kept results."""
 
     preset: str
@@ -87,7 +146,7 @@ def _telling(config: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
+def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> KeptResults:
     """What is kept of a run: of its finished jobs only, θ*'s too.
 
     `beside` are the methods whose rounds ran in one stack with this one's, by whose seconds they passed, too.
@@ -103,7 +162,7 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
     about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
     made = {**about, "commit": commit, "trained": _trained(run), "jobs": sorted(jobs)}
     made |= {"beside": sorted(beside)} if beside else {}
-    return Kept(run.config.name, info["config"], (made,), jobs)
+    return KeptResults(run.config.name, info["config"], (made,), jobs)
 
 
 def _trained(run: Run) -> dict[str, str]:
@@ -113,7 +172,7 @@ def _trained(run: Run) -> dict[str, str]:
     return {seed: fingerprint(found) for seed, found in there.items() if found}
 
 
-def retrained_otherwise(found: Kept) -> dict[str, float | None]:
+def retrained_otherwise(found: KeptResults) -> dict[str, float | None]:
     """The seeds whose θ* was trained more than once among the added runs, and came out differently.
 
     Each with the most points by which an accuracy of θ* differs, or None where only the fingerprints tell.
@@ -129,7 +188,7 @@ def retrained_otherwise(found: Kept) -> dict[str, float | None]:
     return {seed: most for seed, most in sorted(points.items()) if len(_thetas(found, seed)) > 1}
 
 
-def trained_elsewhere(found: Kept, others: Iterable[Kept]) -> Iterator[tuple[str, Kept, float]]:
+def trained_elsewhere(found: KeptResults, others: Iterable[KeptResults]) -> Iterator[tuple[str, KeptResults, float]]:
     """The seeds whose θ* an earlier result has from the same settings, with another fingerprint.
 
     Each with that result, and the most points by which an accuracy of θ* differs.
@@ -143,11 +202,11 @@ def trained_elsewhere(found: Kept, others: Iterable[Kept]) -> Iterator[tuple[str
                 yield seed, other, _most_apart(other.jobs[job], found.jobs[job])
 
 
-def _fingerprints(found: Kept, seed: str) -> set[str]:
+def _fingerprints(found: KeptResults, seed: str) -> set[str]:
     return {about["trained"][seed] for about in found.made if seed in about.get("trained", {})}
 
 
-def _since(found: Kept) -> str:
+def _since(found: KeptResults) -> str:
     return min(str(about["created"]) for about in found.made)
 
 
@@ -157,13 +216,13 @@ def _trains(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in same_training.ASIDE}
 
 
-def _thetas(found: Kept, seed: str) -> set[str]:
+def _thetas(found: KeptResults, seed: str) -> set[str]:
     """The θ* that jobs of a seed come from; a run kept without a fingerprint counts as one of its own."""
     own = [(i, one) for i, one in enumerate(found.made) if any(job.startswith(f"{seed}/") for job in one["jobs"])]
     return {one.get("trained", {}).get(seed, f"run {i}") for i, one in own}
 
 
-def merged(one: Kept, other: Kept) -> Kept:
+def merged(one: KeptResults, other: KeptResults) -> KeptResults:
     """Both together; what the second has replaces what the first had of the same job.
 
     Where it has trained θ* of a seed again, and got another, it says by how much: other methods began at the first.
@@ -176,17 +235,17 @@ def merged(one: Kept, other: Kept) -> Kept:
     apart = [_said_before(one, about) | _apart(one, other, about["jobs"]) for about in other.made]
     added = [{**about, "apart": own} if own else about for about, own in zip(other.made, apart, strict=True)]
     config = {**one.config, "methods": {**other.config["methods"], **one.config["methods"]}}
-    return Kept(one.preset, config, (*left, *added), {**one.jobs, **other.jobs})
+    return KeptResults(one.preset, config, (*left, *added), {**one.jobs, **other.jobs})
 
 
-def _said_before(one: Kept, about: Mapping[str, Any]) -> dict[str, float]:
+def _said_before(one: KeptResults, about: Mapping[str, Any]) -> dict[str, float]:
     """What was said of the same θ* when less of its run was kept: each method keeps the run anew."""
     mine = about.get("trained", {})
     told = [(seed, most, then.get("trained", {})) for then in one.made for seed, most in then.get("apart", {}).items()]
     return {seed: most for seed, most, trained in told if seed in mine and trained.get(seed) == mine[seed]}
 
 
-def _apart(one: Kept, other: Kept, jobs: Sequence[str]) -> dict[str, float]:
+def _apart(one: KeptResults, other: KeptResults, jobs: Sequence[str]) -> dict[str, float]:
     """Seed → the most points by which an accuracy of its θ* differs between two trainings, where it does."""
     both = [job for job in jobs if job.endswith("/None/train") and job in one.jobs]
     points = {job.partition("/")[0]: _most_apart(one.jobs[job], other.jobs[job]) for job in both}
@@ -198,7 +257,7 @@ def _most_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return round(max((abs(a - b) for a, b in pairs if is_measured(a) and is_measured(b)), default=0.0), 4)
 
 
-def write(found: Kept, folder: Path) -> Path:
+def write(found: KeptResults, folder: Path) -> Path:
     """Into the file of its key, together with what is there."""
     path = folder / f"{found.preset}-{found.key}.json"
     for there in sorted(folder.glob(f"{found.preset}-*.json")):
@@ -215,14 +274,14 @@ def write(found: Kept, folder: Path) -> Path:
     return path
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> KeptResults:
     """A file of kept results, if this version can read it."""
-    shape = {"made": kept_files.are_made, "jobs": kept_files.are_jobs((*COLUMNS, "model"))}
-    raw = kept_files.fields_of(path, "kept results", shape)
-    return Kept(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
+    shape = {"made": are_made, "jobs": are_jobs((*COLUMNS, "model"))}
+    raw = fields_of(path, "kept results", shape)
+    return KeptResults(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
 
 
-def current(found: Kept) -> Kept:
+def current(found: KeptResults) -> KeptResults:
     """What of it still counts: the jobs whose engine, evaluator and method were not revised since."""
     old = {job for about in found.made for job in about["jobs"] if _raised(found, about, job)}
     made = [{**about, "jobs": [job for job in about["jobs"] if job not in old]} for about in found.made]
@@ -230,7 +289,7 @@ def current(found: Kept) -> Kept:
     return replace(found, made=tuple(about for about in made if about["jobs"]), jobs=left)
 
 
-def outdated(found: Kept) -> list[str]:
+def outdated(found: KeptResults) -> list[str]:
     """What has been revised since these results were made, in a sentence; none if nothing was."""
     old = {job: (_raised(found, about, job), about["created"]) for about in found.made for job in about["jobs"]}
     old = {job: told for job, told in old.items() if told[0]}
@@ -247,12 +306,12 @@ def outdated(found: Kept) -> list[str]:
     return [f"{found.preset} ({what}): {revisions.told(names)} revised since {since}; {out} until it is run again."]
 
 
-def _raised(found: Kept, about: Mapping[str, Any], job: str) -> list[str]:
+def _raised(found: KeptResults, about: Mapping[str, Any], job: str) -> list[str]:
     """What a job depends on and has been revised since its run was made."""
     return revisions.raised(about["revisions"], _names(found, job.rpartition("/")[2]), found.config)
 
 
-def _names(found: Kept, label: str) -> tuple[str, ...]:
+def _names(found: KeptResults, label: str) -> tuple[str, ...]:
     """A label, and the method that it stands for: `conv2` is NoT with another layer."""
     options = found.config.get("methods", {}).get(label)
     return (label, options["use"]) if isinstance(options, Mapping) and "use" in options else (label,)
@@ -290,12 +349,14 @@ def _lines(job: str, columns: Mapping[str, Any]) -> Iterator[Line]:
         yield cast(Line, {**where, **line, "model": bool(columns["model"][i]), "done": i == ends})
 
 
-def all_in(folder: Path) -> list[Kept]:
+def all_in(folder: Path) -> list[KeptResults]:
     """Every file of kept results in a folder, by name."""
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
-def fitting(found: Sequence[Kept], preset: str, wanted: Mapping[str, Any]) -> list[tuple[Kept, list[str]]]:
+def fitting(
+    found: Sequence[KeptResults], preset: str, wanted: Mapping[str, Any]
+) -> list[tuple[KeptResults, list[str]]]:
     """The kept results that an item can show, nearest first.
 
     Each comes with what is different from what the item asks for.

@@ -9,13 +9,24 @@ It runs plans and answers measures.
 
 It keeps nothing between messages: the forget specification comes with every question, so a restarted client leaves out
 the same rows.
+
+What a client lets be done with its data: its own node config decides, not the server.
+
+    always        training on retained rows, and counted metrics (how many, how many right, the summed loss) of
+                  retained and validation rows
+    allow="…"     forget       also train and count on the rows that are to be forgotten
+                  gradients    also answer with summed gradients
+                  samples      also answer with the loss of single rows (for membership inference)
+
+`all` means the retained rows and those to be forgotten, so it counts as `forget` where the client holds any of these.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -24,13 +35,53 @@ from unfed.client.plan import Measure, Plan
 from unfed.client.scores import measure, score
 from unfed.client.step import visit
 from unfed.data import ClientData
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError, listed, nearest
 from unfed.model.functional import Template
 from unfed.model.params import Params, check_like
-from unfed.remote import messages, policy
-from unfed.remote.messages import Answer, Ask, answer
-from unfed.remote.naming import KEYS
+from unfed.remote import messages
+from unfed.remote.messages import KINDS, NAMED_BY, Answer, Ask, answer
 from unfed.remote.node_data import Node, NodeData, node_data_of, on, own_code, own_name
+
+
+def allowed(node: Mapping[str, Any]) -> frozenset[str]:
+    """The kinds of question that a node config allows beyond the usual ones."""
+    words = [word.strip() for word in str(node.get("allow", "")).split(",") if word.strip()]
+    for word in words:
+        if word not in KINDS:
+            raise UnfedError(f"The node config allows {word!r}; it can allow {listed(KINDS)}.{nearest(word, KINDS)}")
+    return frozenset(words)
+
+
+def objection_to_plan(plan: Plan, client: ClientData, allow: frozenset[str]) -> str:
+    """Why the client will not run a plan; empty if it will."""
+    for phase in plan.phases:
+        if phase.view == "val":
+            return "it does not train on validation rows"
+        reason = _objection_to_view(phase.view, client, allow, "train on")
+        if reason:
+            return reason
+    return ""
+
+
+def objection_to_measure(what: Measure, client: ClientData, allow: frozenset[str]) -> str:
+    """Why the client will not answer a measure; empty if it will."""
+    if what.what != "correct" and "gradients" not in allow:
+        return 'it does not give gradients (its node config would need allow="gradients")'
+    return _objection_to_view(what.view, client, allow, "measure")
+
+
+def objection_to_scores(view: str, client: ClientData, allow: frozenset[str]) -> str:
+    """Why the client will not give one score per row; empty if it will."""
+    if "samples" not in allow:
+        return 'it does not give losses of single rows (its node config would need allow="samples")'
+    return _objection_to_view(view, client, allow, "measure")
+
+
+def _objection_to_view(view: str, client: ClientData, allow: frozenset[str], verb: str) -> str:
+    concerned = view == "forget" or (view == "all" and len(client.view("forget")) > 0)
+    if concerned and "forget" not in allow:
+        return f'it does not {verb} rows that are to be forgotten (its node config would need allow="forget")'
+    return ""
 
 
 def answered(read: Callable[[], Ask], node: Node, log: logging.Logger) -> Answer:
@@ -57,7 +108,7 @@ def answered(read: Callable[[], Ask], node: Node, log: logging.Logger) -> Answer
 
 def _train(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     plan = Plan.from_json(ask.body)
-    objection = policy.objection_to_plan(plan, client, policy.allowed(node))
+    objection = objection_to_plan(plan, client, allowed(node))
     if objection:
         return answer(ask, refused={"all": objection})
     template, params = _model(ask, shard)
@@ -72,13 +123,13 @@ def _train(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
 
 def _measure(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     template, params = _model(ask, shard)
-    allow = policy.allowed(node)
+    allow = allowed(node)
     tensors: dict[str, dict[str, Tensor]] = {}
     numbers: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
     for place, raw in enumerate(json.loads(ask.body)):
         what = Measure.from_json(json.dumps(raw))
-        objection = policy.objection_to_measure(what, client, allow)
+        objection = objection_to_measure(what, client, allow)
         if objection:
             refused[str(place)] = objection
             continue
@@ -92,7 +143,7 @@ def _measure(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answe
 def _scores(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     template, params = _model(ask, shard)
     view = str(json.loads(ask.body))
-    objection = policy.objection_to_scores(view, client, policy.allowed(node))
+    objection = objection_to_scores(view, client, allowed(node))
     if objection:
         return answer(ask, refused={"all": objection})
     scores = score(template, params, client.source, client.rows[client.view(view)])
@@ -103,8 +154,8 @@ def _scores(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer
 def _census(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     views = {view: len(client.view(view)) for view in ("all", "retain", "forget", "val")}
     whole = {"rows": len(client.rows), "dropped": _dropped(client), "classes": client.source.classes}
-    also = {key: str(node[key]) for key in KEYS if key in node}
-    words = {**also, "name": own_name(node), "allow": ",".join(sorted(policy.allowed(node)))}
+    also = {key: str(node[key]) for key in NAMED_BY if key in node}
+    words = {**also, "name": own_name(node), "allow": ",".join(sorted(allowed(node)))}
     return answer(
         ask, numbers={"counts": {**views, **whole, "shape": [int(size) for size in client.source.shape]}}, words=words
     )

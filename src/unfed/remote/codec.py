@@ -18,8 +18,7 @@ import safetensors.torch
 
 from unfed.model.params import Params
 from unfed.remote.messages import Answer, Ask, Reply
-from unfed.remote.packed import Packed
-from unfed.remote.replies import Failure, Unreadable, attempt, said
+from unfed.remote.replies import Failure, Packed, Unreadable, attempt, said
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"unf1"

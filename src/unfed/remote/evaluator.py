@@ -36,7 +36,7 @@ from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
 from unfed.remote.engine import Remote
 from unfed.remote.messages import own_part
-from unfed.remote.population import Nodes, Roster
+from unfed.remote.population import Nodes, ScopedClients
 from unfed.remote.replies import Failure
 from unfed.values import Value, not_measured
 
@@ -72,7 +72,9 @@ class Memory:
 class RemoteEvaluator:
     """Scores models by asking those who hold the rows."""
 
-    def __init__(self, yardstick: Yardstick, nodes: Nodes, roster: Roster, engine: Remote, memory: Memory) -> None:
+    def __init__(
+        self, yardstick: Yardstick, nodes: Nodes, roster: ScopedClients, engine: Remote, memory: Memory
+    ) -> None:
         self._yardstick, self._nodes, self._roster = yardstick, nodes, roster
         self._engine, self._memory, self._requests = engine, memory, roster.requests
         self._staying = [name for name, c in roster.items() if len(c.view("retain"))]

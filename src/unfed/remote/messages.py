@@ -25,10 +25,14 @@ from typing import Any
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.model.params import Params
-from unfed.remote.packed import Packed, unpacked
+from unfed.remote.replies import Packed, unpacked
 
 FORMAT = 3
 TRAIN, MEASURE, SCORES, CENSUS = "train", "measure", "scores", "census"
+KINDS = ("forget", "gradients", "samples")
+"""What a node config can allow beyond the usual questions, see `client.py`."""
+NAMED_BY = ("client", "client-name", "partition-id")
+"""The keys of a node config that say what the node is called; NVFlare's bridge writes the second."""
 
 Numbers = Mapping[str, Mapping[str, int | float | list[int] | list[float]]]
 """Groups of counts and sums."""

@@ -28,7 +28,7 @@ from unfed.engines.determinism import fixed_library
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
-from unfed.remote.naming import KEYS as KEYS_OF_NAMES
+from unfed.remote.messages import NAMED_BY
 from unfed.runs.from_config import DTYPES, HALVES, Network, data_set, deal, pick_device
 
 Node = Mapping[str, Any]
@@ -81,8 +81,8 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def own_name(node: Node) -> str:
-    """What a node calls itself, by the first of `naming.KEYS` in its config; empty if it does not say."""
-    return str(next((node[key] for key in KEYS_OF_NAMES if key in node), ""))
+    """What a node calls itself, by the first of `NAMED_BY` in its config; empty if it does not say."""
+    return str(next((node[key] for key in NAMED_BY if key in node), ""))
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,28 @@
     what the node says                `client` or `partition-id` of its node config, asked once
 
 A name that two nodes claim belongs to neither of them. A node that goes by a forgotten name, partition or key is not
-asked (`denied.py`), unless it is the leaver under its own name: its request says what it may be asked. Nodes may come
+asked (`Denied`), unless it is the leaver under its own name: its request says what it may be asked. Nodes may come
 and go: each is found by its name when a round begins, under any id.
+
+Staying out: a node with a forgotten name, partition or key is not asked again, in any run.
+
+A node is known by everything it goes by: its key, the name of that key, and `client`, `client-name` and `partition-id`
+of its node config. One of them on the list is enough, under any node id. The log names each node that is found, and how
+to keep it out for good.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unfed.errors import Refused
+from unfed.errors import Refused, UnfedError
 from unfed.folder.clients import names_of
-from unfed.remote import policy
-from unfed.remote.denied import Denied
-from unfed.remote.messages import CENSUS, Ask, Reply
-from unfed.remote.naming import KEYS, in_order
+from unfed.remote.messages import CENSUS, KINDS, NAMED_BY, Ask, Reply
 from unfed.remote.replies import (
     MOST_CLASSES,
     MOST_PIXELS,
@@ -35,6 +39,57 @@ from unfed.remote.replies import (
     said,
 )
 from unfed.remote.transport import Messenger, Speech
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names sorted as a person would: numbers in them by their value."""
+
+    def key(name: str) -> list[tuple[int, int, str]]:
+        parts = re.findall(r"\d+|\D+", name)
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+    return tuple(sorted(names, key=key))
+
+
+def parse_bound(text: str) -> dict[str, int]:
+    """`name=node id` pairs, separated by commas or spaces."""
+    found: dict[str, int] = {}
+    for pair in re.split(r"[,\s]+", text.strip()):
+        name, separator, node = pair.partition("=")
+        if not pair:
+            continue
+        if not separator or not name or not node.isdigit():
+            raise UnfedError(f"nodes takes name=node-id pairs such as '0=123,1=456', not {pair!r}.")
+        if name in found or int(node) in found.values():
+            raise UnfedError(f"nodes names {pair!r} twice; give every client its own node.")
+        found[name] = int(node)
+    return found
+
+
+class Denied:
+    """The names on a deny list, and the nodes that were found to go by one of them."""
+
+    def __init__(self, names: Collection[str] = (), speech: Speech | None = None) -> None:
+        self.names, self._speech = frozenset(names), speech or Speech()
+        self._nodes: dict[int, str] = {}
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """Who is refused, under every id seen so far, and by which name."""
+        return self._nodes
+
+    def refuses(self, node: int, goes_by: Iterable[str], left: Collection[str] = ()) -> bool:
+        """Whether a node goes by a name on the list, or by one that has `left` since; the log names it once."""
+        name = next((own for own in goes_by if own in self.names or own in left), None)
+        if node in self._nodes or name is None:
+            return node in self._nodes
+        self._nodes[node] = name
+        log, expel = self._speech.log, self._speech.expel.format(node=node)
+        log.warning("unfed: node %s goes by %r, which was forgotten, so it is not asked; %s", node, name, expel)
+        same = [str(other) for other, own in self._nodes.items() if own == name]
+        if len(same) > 1:
+            log.warning("unfed: %d nodes went by the forgotten name %r: %s", len(same), name, ", ".join(same))
+        return True
 
 
 @dataclass(frozen=True)
@@ -77,7 +132,7 @@ class Census:
                 f" the most are {most} rows (max-rows), {MOST_PIXELS} numbers in each, {MOST_CLASSES} classes"
             )
         sizes = tuple(int(size) for size in shape)
-        allow = frozenset(str(words.get("allow", "")).split(",")) & frozenset(policy.KINDS)
+        allow = frozenset(str(words.get("allow", "")).split(",")) & frozenset(KINDS)
         return Census(rows["all"], rows["retain"], rows["forget"], rows["val"], sizes, classes, allow)
 
 
@@ -173,7 +228,7 @@ class Directory:
 
     def heard(self, node: int, words: Mapping[str, Any]) -> list[str]:
         """Note the names in a client's answer."""
-        names = [said(words[key], 100) for key in ("name", *KEYS) if key in words]
+        names = [said(words[key], 100) for key in ("name", *NAMED_BY) if key in words]
         if node in self._names:
             self._goes_by(node, self._names[node], *names)
         return names

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from unfed.config.config import Config, presets
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
-from unfed.remote.naming import parse_bound
+from unfed.remote.nodes import parse_bound
 from unfed.remote.replies import MOST_ROWS
 from unfed.runs.description import request_id
 
@@ -27,33 +28,36 @@ MODES = ("train", "unlearn", "both")
 CALLED = {"method": "methods", "id": "request-id", "out": "run-folder"}
 """Options that have another name in a run config than on the command line."""
 PREFIX = "experiment."
+Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, bool) else str(value))]
+"""Numbers may stand for it: a client named 3."""
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(BaseModel):
     """The run config, one field per key; a dash there is an underscore here."""
 
-    mode: str = "both"
-    run_folder: str = ""
-    resume_from: str = ""
-    checkpoint: str = ""
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    mode: Text = "both"
+    run_folder: Text = ""
+    resume_from: Text = ""
+    checkpoint: Text = ""
     """mode unlearn, a new folder: the model file to start from."""
-    preset: str = ""
+    preset: Text = ""
     """A preset, or the absolute path of a TOML file on the server's machine, that experiment.* then changes."""
-    forget_clients: str = ""
-    forget_classes: str = ""
-    forget_samples: str = ""
-    request_id: str = ""
+    forget_clients: Text = ""
+    forget_classes: Text = ""
+    forget_samples: Text = ""
+    request_id: Text = ""
     deleted: bool = False
     """The leaver has deleted its data already; set by itself where the leaver is not connected."""
-    deny: str = ""
+    deny: Text = ""
     """An earlier run folder, or a file with one client per line: who was forgotten there is not asked in a new run."""
-    operator: str = ""
+    operator: Text = ""
     """The operator's private key, a file on the server's machine: the run keeps a log that it signs."""
-    methods: str = "not"
-    until: str = ""
+    methods: Text = "not"
+    until: Text = ""
     """mode unlearn: `recovered`, or a number of rounds; empty is the experiment's number of unlearning rounds."""
-    nodes: str = ""
+    nodes: Text = ""
     """name=node-id pairs, where names are not to be asked from the nodes."""
     min_nodes: int = 2
     wait_seconds: float = 120.0
@@ -62,28 +66,30 @@ class Options:
     """The most rows that a node may say it holds; one that states more takes no part."""
     server_data: bool = True
     """Whether the server holds the experiment's data set, for its test part."""
-    public: str = ""
+    public: Text = ""
     """Unlabelled data at the server, for FUKD: package.module:function."""
     allow_code: bool = False
     """Whether code may be run that the experiment, the run folder or `public` names."""
-    set: str = ""
+    set: Text = ""
     """Changes on top of everything: key=value pairs, separated by semicolons."""
-    experiment: Mapping[str, Any] = field(default_factory=dict)
+    experiment: Mapping[str, Any] = {}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Options:
         """The run config, or the sentence that says which key is wrong."""
-        known = {own.name.replace("_", "-"): own for own in fields(Options) if own.name != "experiment"}
-        given: dict[str, Any] = {}
-        for key, value in values.items():
-            if key.startswith(PREFIX):
-                continue
-            if key not in known:
-                keys = [*known, f"{PREFIX}KEY"]
-                raise UnfedError(f"The run config has no key {key!r}; it has {listed(keys)}.{nearest(key, known)}")
-            given[known[key].name] = _typed(key, value, known[key].default)
+        known = {name.replace("_", "-"): name for name in Options.model_fields if name != "experiment"}
         inner = {key.removeprefix(PREFIX): value for key, value in values.items() if key.startswith(PREFIX)}
-        return Options(**given, experiment=inner)._checked()
+        own = {key: value for key, value in values.items() if not key.startswith(PREFIX)}
+        if odd := next((key for key in own if key not in known), None):
+            keys = [*known, f"{PREFIX}KEY"]
+            raise UnfedError(f"The run config has no key {odd!r}; it has {listed(keys)}.{nearest(odd, known)}")
+        try:
+            return Options(**{known[key]: value for key, value in own.items()}, experiment=inner)._checked()
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            key, default = name.replace("_", "-"), Options.model_fields[name].default
+            kind = type(default).__name__
+            raise UnfedError(f"{key} = {own[key]!r} must be a {kind}, such as {default!r}.") from error
 
     def _checked(self) -> Options:
         if self.mode not in MODES:
@@ -160,22 +166,3 @@ def _number(key: str, text: str) -> int:
     if not text.strip().isdigit():
         raise UnfedError(f"{key} takes class numbers with commas, not {text.strip()!r}.")
     return int(text)
-
-
-def _typed(key: str, value: Any, default: Any) -> Any:
-    """The value in the type of its default.
-
-    Whole numbers may stand for strings (a client named 3) and for floats.
-    """
-    if isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-    elif isinstance(default, str):
-        if not isinstance(value, bool):
-            return str(value)
-    elif isinstance(default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise UnfedError(f"{key} = {value!r} must be a {type(default).__name__}, such as {default!r}.")

@@ -47,7 +47,7 @@ class Elsewhere:
         raise UnfedError(f"The rows of client {self._name!r} lie at the client; ask it with a plan or a measure.")
 
 
-class Roster(dict[str, ClientData]):
+class ScopedClients(dict[str, ClientData]):
     """The clients under some requests, and the requests themselves: they travel with every message."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Nodes:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Roster:
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> ScopedClients:
         """Outlines under these requests; who alone can tell is asked."""
         self._check_names(requests)
         self.directory.leavers |= {name for request in (*requests, *gone) for name in request.clients}
@@ -259,7 +259,7 @@ class Nodes:
             )
         if requests and not any(len(c.view("retain")) for c in outlines.values()):
             raise UnfedError("The requests would remove every client that is connected; ask for less, or start more.")
-        return Roster(outlines, requests, gone, dropped)
+        return ScopedClients(outlines, requests, gone, dropped)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
         """Whether a row that a request asks for is still in, as far as can be told.

@@ -19,7 +19,7 @@ from unfed.remote.engine import Remote
 from unfed.remote.evaluator import Memory, RemoteEvaluator
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
-from unfed.remote.population import KnownClients, Nodes, Roster, meet
+from unfed.remote.population import KnownClients, Nodes, ScopedClients, meet
 from unfed.runs.from_config import Network, data_set, pick_device, small_step
 from unfed.runs.world import World
 
@@ -80,7 +80,7 @@ def nodes_of(world: World) -> Nodes:
 
 def _engine(world: World, clients: Mapping[str, ClientData]) -> Remote:
     nodes, like = nodes_of(world), world.template.like
-    if isinstance(clients, Roster):
+    if isinstance(clients, ScopedClients):
         known = {name: count for name, count in clients.dropped.items() if nodes.present(name)}
         return Remote(nodes.directory, nodes.shard, like, clients.requests, clients.gone, known, clients)
     return Remote(nodes.directory, nodes.shard, like, clients=clients)

@@ -25,7 +25,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, how_sure, ranking, study_section, tables, tooltips, undo_section, wording
+from unfed.report import drawing, figures, how_sure, ranking, tables, tooltips, undo_section, wording
 from unfed.report.caveats import caveats
 from unfed.report.officer import officer_view, refusals
 from unfed.report.opening import opening
@@ -85,7 +85,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         requests=views,
         unfinished=unfinished(run, lines),
         in_force=in_force(run),
-        studied=study_section.view(run),
+        advice=run.get("advice", []),
         seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         undone_by_nobody=said_once([view["undoing"]["reason"] for view in views]),

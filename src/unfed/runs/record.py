@@ -193,7 +193,7 @@ class Record:
             "influence": carriers.influence(self.folder, book),
             "undo": undo_results.measured(self.folder, self.config),
             "probes_purged": undo_results.purged(self.folder),
-            **studies.of_run(self.folder),
+            "advice": studies.of_run(self.folder),
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

@@ -50,7 +50,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Claim:
+class CheckedClaim:
     """One thing that must hold, and what was seen."""
 
     name: str
@@ -58,10 +58,10 @@ class Claim:
     saw: str
 
 
-def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:
+def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[CheckedClaim]:
     """Every claim, one after another; a claim about running is not made when the declaration is wrong."""
     wrong = list(_misdeclared(kind))
-    yield Claim("declares what it is", not wrong, "; ".join(wrong) or f"{kind.title}, {_said(kind.needs)}")
+    yield CheckedClaim("declares what it is", not wrong, "; ".join(wrong) or f"{kind.title}, {_said(kind.needs)}")
     if wrong:
         return
     if METHODS.get(kind.name) is not kind:
@@ -80,14 +80,14 @@ def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:
         yield _claimed(f"keeps what its lineage promises ({scope})", _keeps_its_lineage, kind, scope, sets)
 
 
-def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> Claim:
+def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> CheckedClaim:
     try:
         with drawn_from(_repeatable):
-            return Claim(name, True, claim(kind, scope, sets))
+            return CheckedClaim(name, True, claim(kind, scope, sets))
     except (AssertionError, UnfedError) as error:
-        return Claim(name, False, str(error))
+        return CheckedClaim(name, False, str(error))
     except Exception as error:  # a method under test may do anything
-        return Claim(name, False, f"{type(error).__name__}: {error}")
+        return CheckedClaim(name, False, f"{type(error).__name__}: {error}")
 
 
 def _repeatable(seed: int) -> bytes:

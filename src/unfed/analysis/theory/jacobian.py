@@ -5,7 +5,7 @@ With J_ℓ = ∇_{θ_ℓ} N^θ(X) for a random X, J'_ℓ the same after negation
     W( J_ℓ, J'_ℓ)   ≤ A_ℓ · TV(Y, −Y)                for layers behind the negated ones                   (Eq. 51)
     W(±J_ℓ, J'_ℓ)   ≤ A_ℓ · TV((X, Y), (X, −Y))      for the negated ones (+) and those before (−)  (Eq. 5, Eq. 52)
 
-The theorem is right where its constants are (`chains`). Two things about its use:
+The theorem is right where its constants are (`jacobian_constant`). Two things about its use:
 
 - The premise TV(Y, −Y) ≪ 1 does not hold where NoT negates. One half-space tells Y from −Y:
 
@@ -16,21 +16,244 @@ The theorem is right where its constants are (`chains`). Two things about its us
   decides.
 - The second line is never more than A_ℓ · 1 and, where Y is not 0, never less: Y is a function of X, so (X, Y) and
   (X, −Y) share no point and their TV is 1.
+
+Distances between distributions, and what a function makes of them: Lemma 3, Lemma 4, Lemma 7.
+
+    TV(μ, ν) = ½ Σ |μ({x}) − ν({x})|                    W(μ, ν) = min over couplings of E‖x − y‖
+
+    ‖f‖_Lip = sup ‖f(x) − f(y)‖ / ‖x − y‖                                                                (Eq. 34)
+    ‖f‖_{Lip,∞} = inf over f = g + h of max(‖g‖_Lip, 2‖h‖_∞)                                             (Eq. 35)
+
+    W(f#μ, f#ν) ≤ ‖g‖_Lip · W(μ, ν) + 2‖h‖_∞ · TV(μ, ν)          f = g + h                              (Eq. 40, Eq. 63)
+
+The last line holds and says all three lemmas: h = 0 is Lemma 3, g = 0 is Lemma 4, and it is never above Lemma 7's
+‖f‖_{Lip,∞} · (W + TV). The proof of Lemma 7 ends with 1 + ‖f‖_{Lip,∞}, which is more than is needed: W depends
+on μ − ν alone, so what μ and ν share can stay where it is at no price.
+
+Samples stand for distributions: every row weighs the same, and equal rows are one point.
+
+How steep can a network be, given the norms of its layers and how they are connected?
+
+These are Definition 5, Definition 6, Lemma 5 and Lemma 6. ℓ < ℓ' where ℓ' uses what ℓ answers; with Γ the maximal
+chains of the layers L:
+
+    len(L) = the length of the longest chain                                                             (Eq. 41)
+    Λ(L)   = |Γ|                                                                                         (Eq. 42)
+    ‖θ‖_{2,L} = max over γ ∈ Γ of ( Π_{ℓ ∈ γ} ‖θ_ℓ‖₂ )^(1/|γ|)                                           (Eq. 43)
+
+    ‖N^θ‖_Lip      ≤           Λ(L) · max(‖Σ‖_Lip ‖θ‖_{2,L}, 1)^len(L)                                   (Eq. 44)
+    ‖∇_{θ_ℓ} N^θ‖  ≤ sup‖x‖ ·  Λ(L) · max(‖Σ‖_Lip ‖θ‖_{2,L}, 1)^len(L)                                   (Eq. 50)
+
+‖Σ‖_Lip is the steepest activation. Two things were seen to fail, each with a test:
+
+- Eq. 44 with skip connections, which the paper allows. In a → b → c with a skip a → c the chain a < b < c is the only
+  maximal one, and the way a → c is forgotten: with θ_b = 0 the network is θ_c θ_a, the bound 1. It holds when Γ is
+  the set of *paths* through the graph (`paths`), which is what its proof adds up.
+- Eq. 50 as printed. The gradient with respect to θ_ℓ has every factor but ‖θ_ℓ‖; where that is small, the product with
+  it is smaller. N = θ₂θ₁x with θ₁ = 0.01 and θ₂ = 10 has slope 10 in θ₁, the bound is 1. It holds with the layer left
+  out of its own paths (`without`), for activations with σ(0) = 0 and no biases.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
 from unfed import rng
-from unfed.analysis.theory.transport import wasserstein
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, nearest
+
+
+def total_variation(x: Tensor, y: Tensor) -> float:
+    """TV of two samples, as distributions on the points that occur in them (Lemma 3).
+
+    It is for samples whose values repeat. Two continuous samples share no point and are 1 apart, whatever their laws:
+    for those see `asymmetry`.
+    """
+    x, y = _rows(x), _rows(y)
+    _, places = torch.unique(torch.cat([x, y]), dim=0, return_inverse=True)
+    weights = torch.cat([x.new_full((len(x),), 1 / len(x)), y.new_full((len(y),), -1 / len(y))])
+    left = x.new_zeros(int(places.max()) + 1).index_add_(0, places, weights)
+    return float(left.abs().sum()) / 2
+
+
+def wasserstein(x: Tensor, y: Tensor) -> float:
+    """W of two samples of one size: the cheapest way to pair their rows (Lemma 3)."""
+    # Imported where it is used: it is slow to import, and reports and runs do without.
+    from scipy.optimize import linear_sum_assignment
+
+    x, y = _rows(x), _rows(y)
+    if len(x) != len(y):
+        raise UnfedError(f"Rows are paired one to one, so give as many of both, not {len(x)} and {len(y)}.")
+    price = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
+    rows: Any
+    columns: Any
+    rows, columns = linear_sum_assignment(price)
+    return float(price[rows, columns].mean())
+
+
+def sliced_wasserstein(x: Tensor, y: Tensor, slices: int = 64, seed: int = 0) -> float:
+    """The mean W of two samples seen along random directions: never above W, and cheap."""
+    x, y = _rows(x), _rows(y)
+    if x.shape != y.shape or slices < 1:
+        raise UnfedError("Give two samples of the same shape and at least one slice.")
+    generator = rng.generator(rng.key("slices", seed))
+    along = torch.randn((x.shape[1], slices), generator=generator, dtype=torch.float64).to(x.device)
+    along = along / along.norm(dim=0)
+    return float(((x @ along).sort(0).values - (y @ along).sort(0).values).abs().mean())
+
+
+def steepest(points: Tensor, values: Tensor) -> float:
+    """‖f‖_Lip over the points at hand, the largest slope between two of them (Eq. 34)."""
+    points, values = _rows(points), _rows(values)
+    apart, change = torch.pdist(points), torch.pdist(values)
+    if bool(((apart == 0) & (change > 0)).any()):
+        raise UnfedError("One point has two values, so this is no function; leave out what made them differ.")
+    return float((change[apart > 0] / apart[apart > 0]).max()) if bool((apart > 0).any()) else 0.0
+
+
+def norm(lipschitz: float, bounded: float) -> float:
+    """‖f‖_{Lip,∞} of one way to write f as a Lipschitz part and a bounded one (Eq. 35)."""
+    return max(lipschitz, 2 * bounded)
+
+
+def pushed_limit(distance: float, variation: float, *, lipschitz: float = 0.0, bounded: float = 0.0) -> float:
+    """How far apart f = g + h can take two distributions (Lemma 3, Lemma 4, Lemma 7).
+
+    ‖g‖_Lip · W + 2‖h‖_∞ · TV, which is at most `norm(…)` · (W + TV) of Eq. 63; with g = 0 it is Eq. 40.
+    """
+    return lipschitz * distance + 2 * bounded * variation
+
+
+def _rows(x: Tensor) -> Tensor:
+    if not len(x):
+        raise UnfedError("An empty sample is no distribution; give at least one row.")
+    return x.double().reshape(len(x), -1)
+
+
+Follows = Mapping[str, Sequence[str]]
+"""For each layer, the layers that use what it answers."""
+Chains = Collection[tuple[str, ...]]
+
+
+def paths(follows: Follows) -> tuple[tuple[str, ...], ...]:
+    """Every way through the graph, from a first layer to a last one."""
+    fed = {name for names in follows.values() for name in names}
+    found = tuple(way for name in _layers(follows) if name not in fed for way in _ways(follows, name, ()))
+    if not found:
+        raise UnfedError("No layer is the first, or there is none; give a graph without loops.")
+    return found
+
+
+def maximal_chains(follows: Follows) -> tuple[tuple[str, ...], ...]:
+    """Γ of Definition 5: totally ordered sets of layers that no further layer fits into.
+
+    These are the paths over edges that no other path goes around: a skip is no chain of its own.
+    """
+    behind = {name: _behind(follows, name) for name in _layers(follows)}
+    direct = {
+        name: [later for later in follows.get(name, ()) if not any(later in behind[other] for other in follows[name])]
+        for name in behind
+    }
+    return paths(direct)
+
+
+def length(chains: Chains) -> int:
+    """len(L), the layers of the longest chain (Eq. 41)."""
+    return max(map(len, chains))
+
+
+def diameter(chains: Chains) -> int:
+    """Λ(L), the number of chains (Eq. 42)."""
+    return len(chains)
+
+
+def chain_norm(chains: Chains, norms: Mapping[str, float]) -> float:
+    """‖θ‖_{2,L}: the largest geometric mean of spectral norms along a chain (Definition 6, Eq. 43)."""
+    return max(math.prod(norms[name] for name in chain) ** (1 / len(chain)) for chain in chains)
+
+
+def lipschitz_limit(chains: Chains, norms: Mapping[str, float], activation: float = 1.0) -> float:
+    """How steep the network can be in its input (Lemma 5, Eq. 44).
+
+    It holds over `paths`; over `maximal_chains`, as printed, it fails where connections skip layers.
+    """
+    return diameter(chains) * max(activation * chain_norm(chains, norms), 1.0) ** length(chains)
+
+
+def gradient_limit(chains: Chains, norms: Mapping[str, float], reach: float, activation: float = 1.0) -> float:
+    """How steep it can be in a layer's weights, for inputs no longer than `reach` (Lemma 6, Eq. 50).
+
+    As printed it takes all `norms`, and fails where the layer's own is small; it holds with `without(norms, layer)`.
+    """
+    return reach * lipschitz_limit(chains, norms, activation)
+
+
+def without(norms: Mapping[str, float], layer: str) -> dict[str, float]:
+    """The norms with a 1 in one layer's place: a gradient with respect to a layer does not have its norm."""
+    if layer not in norms:
+        raise UnfedError(f"There is no layer {layer!r}.{nearest(layer, norms)}")
+    return {**norms, layer: 1.0}
+
+
+def jacobian_constant(
+    chains: Chains, norms: Mapping[str, float], reach: float, activation: float = 1.0, *, behind: bool = True
+) -> float:
+    """A_ℓ of Theorem 6: behind the negated layers with a factor 2 (Eq. 58), else without (Eq. 62).
+
+    Behind, `chains` are those of the layers behind, and `reach` is how long their input gets: what the negated layers
+    answer, not the network's own input as printed. It inherits what is said of `gradient_limit`.
+    """
+    return (2 if behind else 1) * gradient_limit(chains, norms, reach, activation)
+
+
+def may_be_negated(follows: Follows, chosen: Collection[str]) -> bool:
+    """Theorem 4's condition on L_neg: no chosen layer feeds another, and none is a last one."""
+    return all(_behind(follows, name) and not _behind(follows, name) & set(chosen) for name in _known(follows, chosen))
+
+
+def cuts_every_chain(follows: Follows, chosen: Collection[str]) -> bool:
+    """Theorem 6's condition on L_neg, a "Cauchy domain": every maximal chain meets it once."""
+    wanted = set(_known(follows, chosen))
+    return all(len(wanted & set(chain)) == 1 for chain in maximal_chains(follows))
+
+
+def _layers(follows: Follows) -> list[str]:
+    return list(dict.fromkeys([*follows, *(name for names in follows.values() for name in names)]))
+
+
+def _known(follows: Follows, chosen: Collection[str]) -> Collection[str]:
+    layers = _layers(follows)
+    for name in chosen:
+        if name not in layers:
+            raise UnfedError(f"There is no layer {name!r}.{nearest(name, layers)}")
+    return chosen
+
+
+def _ways(follows: Follows, name: str, before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if name in before:
+        raise UnfedError(f"The layer {name!r} feeds itself; give a feedforward network, without loops.")
+    way = (*before, name)
+    if not follows.get(name):
+        yield way
+    for later in follows.get(name, ()):
+        yield from _ways(follows, later, way)
+
+
+def _behind(follows: Follows, name: str) -> set[str]:
+    """All layers that use, at once or later, what this one answers."""
+    found, waiting = set[str](), list(follows.get(name, ()))
+    while waiting:
+        if (later := waiting.pop()) not in found:
+            found.add(later)
+            waiting += follows.get(later, ())
+    return found
+
 
 LEAST = 6
 """Rows: two to find a direction, two to find a centre, two to judge."""

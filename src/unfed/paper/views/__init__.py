@@ -14,15 +14,15 @@ Analyses are made of the run's first repetition; a value that could not be had s
 from __future__ import annotations
 
 from unfed.paper.views import layers, results, spectra, times
-from unfed.paper.views.base import View
+from unfed.paper.views.base import ItemView
 
 ANALYSED = ("retrain", "ft", "not")
-VIEWS: dict[str, View] = {
-    "results": View(results.table),
-    "bars": View(results.bars),
-    "gaps": View(results.gaps),
-    "ratios": View(results.ratios),
-    "cka": View(layers.ANALYSIS.make, ANALYSED, layers.rehearse, layers.ANALYSIS),
-    "bound": View(times.ANALYSIS.make, ANALYSED, times.rehearse, times.ANALYSIS),
-    "spectrum": View(spectra.ANALYSIS.make, ANALYSED, spectra.rehearse, spectra.ANALYSIS),
+VIEWS: dict[str, ItemView] = {
+    "results": ItemView(results.table),
+    "bars": ItemView(results.bars),
+    "gaps": ItemView(results.gaps),
+    "ratios": ItemView(results.ratios),
+    "cka": ItemView(layers.ANALYSIS.make, ANALYSED, layers.rehearse, layers.ANALYSIS),
+    "bound": ItemView(times.ANALYSIS.make, ANALYSED, times.rehearse, times.ANALYSIS),
+    "spectrum": ItemView(spectra.ANALYSIS.make, ANALYSED, spectra.rehearse, spectra.ANALYSIS),
 }

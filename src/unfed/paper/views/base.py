@@ -11,7 +11,7 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.methods.not_ import NoT
 from unfed.paper.items import Item, Spec
-from unfed.paper.pictures import Picture
+from unfed.paper.pictures import PaperFigure
 from unfed.report.rules import Row
 from unfed.runs.run import Run
 from unfed.values import not_measured
@@ -21,7 +21,7 @@ Runs = Mapping[Spec, Run]
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table of plain cells."""
 
     header: tuple[str, ...]
@@ -35,9 +35,9 @@ class Section:
 
     item: Item
     rows: tuple[Row, ...] = ()
-    grids: tuple[Grid, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    published: Grid | None = None
+    grids: tuple[TextTable, ...] = ()
+    pictures: tuple[PaperFigure, ...] = ()
+    published: TextTable | None = None
     said: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     """The numbers of the pictures and tables, for whoever wants to draw them again."""
@@ -77,7 +77,7 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class View:
+class ItemView:
     """How an item is made of its runs, and which methods it needs in each of them."""
 
     make: Callable[[Item, Runs], Section]

@@ -22,8 +22,8 @@ from unfed.model.params import Params
 from unfed.model.perturb import graft, negate
 from unfed.paper import pictures
 from unfed.paper.items import Item, Spec
-from unfed.paper.pictures import Line
-from unfed.paper.views.base import Analysis, Grid, Numbers, Runs, Section, first_seed
+from unfed.paper.pictures import Curve
+from unfed.paper.views.base import Analysis, Numbers, Runs, Section, TextTable, first_seed
 from unfed.paper.views.models import (
     NEGATED,
     ORIGINAL,
@@ -63,7 +63,7 @@ def measure(item: Item, spec: Spec, run: Run) -> Numbers:
 
 def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     """One picture and one table of each comparison."""
-    drawn, grids, said = [], list[Grid](), list[str]()
+    drawn, grids, said = [], list[TextTable](), list[str]()
     for run, numbers in measured.items():
         found = numbers["layers"]
         # The same model has the same colour in every picture, also where another is left out; no two have one.
@@ -71,12 +71,12 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
         order = {name: i for i, name in enumerate(models)}
         for key, by_model in found.items():
             title, bottom = f"{run}: {TITLES[key]}", None if key == "normalised" else 0.0
-            lines = [Line(name, _drawn(own), colour=order.get(name)) for name, own in by_model.items()]
+            lines = [Curve(name, _drawn(own), colour=order.get(name)) for name, own in by_model.items()]
             name = f"{item.id}-{numbers['preset']}"
             drawn.append(pictures.curves(lines, title, "layer", "CKA", item=name, bottom=bottom))
             header = ("Model", *next(iter(by_model.values())))
             body = tuple((name, *(_cell(value) for value in own.values())) for name, own in by_model.items())
-            grids.append(Grid(header, body, title))
+            grids.append(TextTable(header, body, title))
             said += [
                 f"{title}, {name}: {layer} {value}."
                 for name, own in by_model.items()

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from unfed.measures.metrics import COLUMNS, GAP_METRICS
-from unfed.paper import units, verdict
+from unfed.paper import verdict
 from unfed.paper.items import Item, published
-from unfed.paper.units import Costs
-from unfed.paper.views.base import BY, Grid
+from unfed.paper.verdict import Costs
+from unfed.paper.views.base import BY, TextTable
 from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -30,13 +30,13 @@ def where(row: Mapping[str, str]) -> str:
     return f"{row['dataset']}, {row['model']}"
 
 
-def alone(item: Item, rows: Sequence[Row]) -> Grid | None:
+def alone(item: Item, rows: Sequence[Row]) -> TextTable | None:
     """What the paper prints, where nothing of ours can be set beside it."""
     ours = _by_name(rows)
     found = [row for row in _published(item) if (where(row), row["method"]) not in ours]
     body = tuple((where(r), r["method"], *(r[c] or tables.DASH for c in PRINTED)) for r in found)
     title = "What the paper reports" + ("" if len(found) == len(_published(item)) else ", where we have nothing yet")
-    return Grid((BY, "Method", *PRINTED.values()), body, title) if found else None
+    return TextTable((BY, "Method", *PRINTED.values()), body, title) if found else None
 
 
 def _published(item: Item) -> Sequence[Mapping[str, str]]:
@@ -48,7 +48,7 @@ def _by_name(rows: Sequence[Row]) -> dict[Key, Row]:
     return {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
 
 
-def merged(item: Item, rows: Sequence[Row], partial: Set[str] = frozenset()) -> tuple[Grid, dict[str, Any]] | None:
+def merged(item: Item, rows: Sequence[Row], partial: Set[str] = frozenset()) -> tuple[TextTable, dict[str, Any]] | None:
     """Paper | ours (difference) verdict, metric by metric; runs that are `partial` get no verdict.
 
     Costs are given as ratios to Retrain's and in the paper's units.
@@ -65,7 +65,7 @@ def merged(item: Item, rows: Sequence[Row], partial: Set[str] = frozenset()) -> 
         "Bytes / Retrain's",
         "FLOPs / Retrain's",
     ]
-    in_units = item.published != units.CENTRAL
+    in_units = item.published != verdict.CENTRAL
     header += ["Ours in its bytes", "Ours in its FLOPs"] if in_units else []
     body, data = [], dict[str, Any]()
     for there in found:
@@ -86,12 +86,12 @@ def merged(item: Item, rows: Sequence[Row], partial: Set[str] = frozenset()) -> 
             }
             for metric, cell in cells.items()
         }
-    return Grid(tuple(header), tuple(body), "The paper | ours (difference) verdict"), data
+    return TextTable(tuple(header), tuple(body), "The paper | ours (difference) verdict"), data
 
 
 def cells_of(
     there: Mapping[str, str], every: Sequence[Mapping[str, str]], ours: Mapping[Key, Row]
-) -> dict[str, verdict.Cell]:
+) -> dict[str, verdict.Comparison]:
     """The four metrics of one row, judged; `every` are the table's rows as the paper prints them."""
     run = where(there)
     goal = next((row for row in every if where(row) == run and row["method"] == "Retrain"), None)
@@ -133,7 +133,7 @@ _SAID = {
 }
 
 
-def bounds(item: Item, ours: Mapping[Key, Costs]) -> Grid | None:
+def bounds(item: Item, ours: Mapping[Key, Costs]) -> TextTable | None:
     """The paper's own table 7; where we ran the same, our FLOPs beside its, in its units."""
     found = _published(item)
     if not found:
@@ -141,9 +141,9 @@ def bounds(item: Item, ours: Mapping[Key, Costs]) -> Grid | None:
     body = []
     for row in found:
         own = ours.get((where(row), row["method"]))
-        there = tables.DASH if own is None else units.text(_its(own, row["model"], again=1).flops)
+        there = tables.DASH if own is None else verdict.text(_its(own, row["model"], again=1).flops)
         body.append((where(row), row["method"], row["t_unlearn"], row["est_flops"], there))
-    return Grid((BY, "Method", "t at least", "FLOPs", "Ours, its FLOPs"), tuple(body), "What the paper reports")
+    return TextTable((BY, "Method", "t at least", "FLOPs", "Ours, its FLOPs"), tuple(body), "What the paper reports")
 
 
 def _gaps(there: Mapping[str, str], own: Row) -> str:
@@ -170,8 +170,8 @@ def _ratios(
 def _in_its_units(there: Mapping[str, str], own: Row) -> list[str]:
     costs = _its(Costs(own.costs["comm_bytes"].mean, own.costs["flops"].mean), there["model"])
     printed = (there["comm_bytes"], there["flops"])
-    return [f"{value or tables.DASH} | {units.text(cost)}" for value, cost in zip(printed, costs, strict=True)]
+    return [f"{value or tables.DASH} | {verdict.text(cost)}" for value, cost in zip(printed, costs, strict=True)]
 
 
-def _its(own: Costs, model: str, again: int = units.CLIENTS) -> Costs:
-    return units.paper_units(*own, vit=model == "ViT", again=again)
+def _its(own: Costs, model: str, again: int = verdict.CLIENTS) -> Costs:
+    return verdict.paper_units(*own, vit=model == "ViT", again=again)

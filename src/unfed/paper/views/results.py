@@ -12,11 +12,11 @@ from unfed.api import results as reported
 from unfed.errors import UnfedError
 from unfed.measures.metrics import GAP_METRICS, average_gap
 from unfed.measures.trajectory import Line
-from unfed.paper import pictures, units
+from unfed.paper import pictures, verdict
 from unfed.paper.items import Item
-from unfed.paper.pictures import Line as Curve
+from unfed.paper.pictures import Curve
 from unfed.paper.views import printed
-from unfed.paper.views.base import BY, Grid, Runs, Section
+from unfed.paper.views.base import BY, Runs, Section, TextTable
 from unfed.report import tables
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.values import is_measured
@@ -42,7 +42,7 @@ def of_lines(item: Item, found: Mapping[str, ByRule], partial: Set[str] = frozen
     data: dict[str, Any] = {
         name: {tables.name_of(row.method): _numbers(row) for row in own["best-gap"]} for name, own in found.items()
     }
-    beside, said, grids = printed.merged(item, every, partial), list[str](), list[Grid]()
+    beside, said, grids = printed.merged(item, every, partial), list[str](), list[TextTable]()
     if beside is not None:
         grids.append(beside[0])
         data["verdicts"] = beside[1]
@@ -51,11 +51,11 @@ def of_lines(item: Item, found: Mapping[str, ByRule], partial: Set[str] = frozen
         grids.append(rules_grid(found))
         said += [sentence for name, own in found.items() if (sentence := lead(name, own))]
     if item.published:
-        said.append(units.note(item.published))
+        said.append(verdict.note(item.published))
     return Section(item, every, tuple(grids), published=printed.alone(item, every), said=tuple(said), data=data)
 
 
-def rules_grid(found: Mapping[str, ByRule]) -> Grid:
+def rules_grid(found: Mapping[str, ByRule]) -> TextTable:
     """The average gap under each rule.
 
     The paper's looks at Retrain to choose the round, the others do not. A gap between means lets seeds that err in
@@ -70,7 +70,7 @@ def rules_grid(found: Mapping[str, ByRule]) -> Grid:
                 alone = tables.DASH if row.seed_gap is None else tables.number_text(row.seed_gap)
                 body.append((name, tables.row_name(method), *(_gap_text(cell) for cell in cells), alone))
     header = (BY, "Method", *RULES, "best-gap, seed by seed")
-    return Grid(header, tuple(body), "Average gap to Retrain by the rule that chooses the round")
+    return TextTable(header, tuple(body), "Average gap to Retrain by the rule that chooses the round")
 
 
 def lead(name: str, own: ByRule) -> str:
@@ -127,7 +127,7 @@ def gaps_of(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
         drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", item=item.id, rooted=True))
         data[name] = {tables.name_of(label): points for label, points in found.items()}
         body += [(name, tables.row_name(label), *_best_and_last(points)) for label, points in found.items()]
-    grid = Grid((BY, "Method", "Smallest average gap", "after round", "at the end"), tuple(body))
+    grid = TextTable((BY, "Method", "Smallest average gap", "after round", "at the end"), tuple(body))
     said = (
         "Here a gap is taken within each repetition, then averaged; the tables take it between averages. A band is one"
         " standard deviation over the repetitions to either side.",
@@ -174,7 +174,9 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
         for name, by in found.items()
         for m in methods
     )
-    grid = Grid(("Forgotten share", "Method", "Average gap", "Communication / Retrain's", "FLOPs / Retrain's"), body)
+    grid = TextTable(
+        ("Forgotten share", "Method", "Average gap", "Communication / Retrain's", "FLOPs / Retrain's"), body
+    )
     said = (
         "A whisker is one standard deviation over the repetitions to either side. Costs are shares of Retrain's, which"
         " falls with the clients that stay.",

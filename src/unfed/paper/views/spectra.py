@@ -14,8 +14,8 @@ from unfed.analysis import spectrum
 from unfed.model.params import Params
 from unfed.paper import pictures
 from unfed.paper.items import Item, Spec
-from unfed.paper.pictures import Line
-from unfed.paper.views.base import BY, Analysis, Grid, Numbers, Runs, Section, first_seed
+from unfed.paper.pictures import Curve
+from unfed.paper.views.base import BY, Analysis, Numbers, Runs, Section, TextTable, first_seed
 from unfed.paper.views.models import NEGATED, ORIGINAL, models_of, sets_of, start_of_retrain
 from unfed.runs.run import Run
 
@@ -46,7 +46,7 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     """A picture of each run, and one table of all."""
     drawn, body, data, said = [], [], {}, list[str]()
     for run, own in measured.items():
-        lines = [Line(label, [(x, y) for x, y in points]) for label, points in own["curves"].items()]
+        lines = [Curve(label, [(x, y) for x, y in points]) for label, points in own["curves"].items()]
         up = "Ψ(α), share of variance"
         drawn.append(pictures.curves(lines, run, "α, share of directions", up, item=item.id, bottom=0.0))
         body += [(run, label, *texts, f"{own['gamma']:.1f}") for label, texts in own["alphas"].items()]
@@ -57,7 +57,7 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     said.append(
         "In brackets: 95 % of bootstraps over the sets of coordinates. Compare models, do not read single values."
     )
-    grid = Grid((BY, "Start of", *(f"α that holds {level:.1%}" for level in LEVELS), "γ = |K| / b"), tuple(body))
+    grid = TextTable((BY, "Start of", *(f"α that holds {level:.1%}" for level in LEVELS), "γ = |K| / b"), tuple(body))
     return Section(item, grids=(grid,), pictures=tuple(drawn), said=tuple(said), data=data)
 
 
@@ -73,7 +73,7 @@ def rehearse(item: Item, runs: Runs) -> None:
 
 def _gradients(spec: Spec, run: Run, params: Params) -> spectrum.Gradients:
     world, sets, numbers = run.world(first_seed(run)), sets_of(run), dict[str, Any](spec.numbers)
-    return spectrum.gradients(world.template, params, sets.source, sets.retain, spectrum.Sample(**numbers))
+    return spectrum.gradients(world.template, params, sets.source, sets.retain, spectrum.GradientSample(**numbers))
 
 
 def _alpha_text(found: spectrum.Content, level: float, gamma: float) -> str:

@@ -14,16 +14,25 @@ from typing import Any
 import torch
 
 from unfed.analysis import bound
-from unfed.analysis.bound import Models, Sets
+from unfed.analysis.bound import BoundModels, Sets
 from unfed.analysis.gradient_noise import Descent, Noise, gradient_noise
 from unfed.model.params import Params
-from unfed.paper import units
+from unfed.paper import verdict
 from unfed.paper.items import Item, Spec
-from unfed.paper.units import Costs
+from unfed.paper.verdict import Costs
 from unfed.paper.views import printed
-from unfed.paper.views.base import BY, Analysis, Grid, Numbers, Runs, Section, first_seed
-from unfed.paper.views.models import LONG, NEGATED, ORIGINAL, last_round, models_of, sets_of, start_of_retrain
-from unfed.paper.views.retraced import PLACES, retraced
+from unfed.paper.views.base import BY, Analysis, Numbers, Runs, Section, TextTable, first_seed
+from unfed.paper.views.models import (
+    LONG,
+    NEGATED,
+    ORIGINAL,
+    PLACES,
+    last_round,
+    models_of,
+    retraced,
+    sets_of,
+    start_of_retrain,
+)
 from unfed.report import tables
 from unfed.report.units import flops_text
 from unfed.runs.description import plain_facts
@@ -47,7 +56,9 @@ def measure(item: Item, spec: Spec, run: Run) -> Numbers:
         way = retraced(run, method, models[start])
         seen = [*way.values(), models[last_round(method)]]
         found = bound.bound(
-            world.template, sets, Models(models[start], models[last_round("retrain")], models[last_round(long)], seen)
+            world.template,
+            sets,
+            BoundModels(models[start], models[last_round("retrain")], models[last_round(long)], seen),
         )
         phase = world.unlearning_settings(False, method).phase
         descent = Descent(phase.optimiser.lr, config.training.batch, phase.optimiser.momentum, clients)
@@ -101,8 +112,8 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
         f" {', '.join(map(str, PLACES))} and at the end; A / t = ½ |tr ΣΣᵀ∇²L| at the start, ± Hutchinson's standard"
         " error; corrected keeps the diffusion that the paper's proof drops."
     )
-    said.append(units.note(item.published))
-    grid = Grid(header, tuple(body))
+    said.append(verdict.note(item.published))
+    grid = TextTable(header, tuple(body))
     return Section(item, grids=(grid,), published=printed.bounds(item, ours), said=tuple(said), data=data)
 
 

@@ -11,11 +11,12 @@ import torch
 
 from unfed import rng
 from unfed.analysis import cka, spectrum
-from unfed.claims.base import Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import Scene
 from unfed.model.networks import head_of
 from unfed.model.params import Params
 from unfed.model.perturb import graft, negate
+from unfed.paper.claims.claim import Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import ClaimScene
+from unfed.paper.views.base import TextTable
 from unfed.values import Value, is_measured
 
 BETA = 0.95
@@ -27,14 +28,14 @@ PAPERS_GAMMA = 15.6
 """Coordinates per gradient in the paper's larger networks: 2,000 to 128."""
 
 
-def _alike(scene: Scene, reference: Params, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
+def _alike(scene: ClaimScene, reference: Params, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, Value]] = cka.compare(
         scene.world.template, reference, models, scene.test, scene.images, batch=min(120, len(scene.images))
     )
     return {n: {layer: float(v) for layer, v in own.items() if is_measured(v)} for n, own in found.items()}
 
 
-def twin(scene: Scene) -> Finding:
+def twin(scene: ClaimScene) -> Finding:
     """−θ*₁ ⊕ R against θ*₁ ⊕ R, beside a random first layer as a control; several draws of R."""
     ends: dict[str, list[float]] = {"negated": [], "random layer (control)": []}
     curves = dict[str, dict[str, list[float]]]()
@@ -69,7 +70,7 @@ def twin(scene: Scene) -> Finding:
     )
 
 
-def resemblance(scene: Scene) -> Finding:
+def resemblance(scene: ClaimScene) -> Finding:
     """CKA with the original at the start, and with Retrain at the end, over seeds."""
     head, ends = head_of(scene.world.template.module), dict[str, list[float]]()
     lines, with_original = dict[str, Any](), dict[str, float]()
@@ -99,11 +100,11 @@ def resemblance(scene: Scene) -> Finding:
     )
 
 
-def directions(scene: Scene) -> Finding:
+def directions(scene: ClaimScene) -> Finding:
     """α where FT, NoT and Retrain start, at γ ≈ 1, with intervals; the estimator on known spectra."""
     effort, sets = scene.effort, scene.sets
     batches = effort.batches
-    sample = spectrum.Sample(batch=16, batches=batches, size=batches - 1, sets=effort.sets, seed=scene.seed)
+    sample = spectrum.GradientSample(batch=16, batches=batches, size=batches - 1, sets=effort.sets, seed=scene.seed)
     starts = {"FT": scene.trained, "NoT": scene.negated, "Retrain": scene.world.fresh(rng.key("claims", "start"))}
     found = {}
     for name, params in starts.items():
@@ -126,8 +127,8 @@ def directions(scene: Scene) -> Finding:
         + f". On known spectra the estimate of α₀.₉₉₉ is off by {off:.2f} at most at γ ≈ 1, by {far:.2f} at the paper's"
         f" γ ≈ {PAPERS_GAMMA}.",
         grids=(
-            Grid(("start", "α₀.₉₅", "95 % of bootstraps"), body),
-            Grid(
+            TextTable(("start", "α₀.₉₅", "95 % of bootstraps"), body),
+            TextTable(
                 ("true α₀.₉₉₉", "estimated, γ ≈ 1", "estimated, γ ≈ 15.6"),
                 tuple(tuple(f"{v:.3f}" for v in row) for row in checked),
             ),
@@ -137,7 +138,7 @@ def directions(scene: Scene) -> Finding:
     )
 
 
-def _estimator(scene: Scene) -> list[tuple[float, float, float]]:
+def _estimator(scene: ClaimScene) -> list[tuple[float, float, float]]:
     """Gradients of a known spectrum: the true α₀.₉₉₉, its estimates at γ ≈ 1 and the paper's γ."""
     rows, checked = scene.effort.batches, []
     generator = rng.generator(rng.key("claims", "estimator", scene.seed))

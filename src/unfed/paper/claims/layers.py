@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unfed import rng
-from unfed.analysis.theory.compensation import compensated, relation_of
-from unfed.analysis.theory.grafting import are_coadapted
-from unfed.claims.base import FAILS, UNDER, Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import LEAVER, Scene
+from unfed.analysis.theory.optimality import are_coadapted, compensated, relation_of
 from unfed.model.params import Params
 from unfed.model.perturb import graft, negate, reinit
+from unfed.paper.claims.claim import FAILS, UNDER, Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import LEAVER, ClaimScene
+from unfed.paper.views.base import TextTable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -55,7 +55,7 @@ def _patches(images: Tensor, padding: int) -> Tensor:
     return found.transpose(1, 2).reshape(-1, found.shape[1])
 
 
-def _tried(scene: Scene, psi: Callable[[Tensor], Tensor], setting: str) -> tuple[float, float | None]:
+def _tried(scene: ClaimScene, psi: Callable[[Tensor], Tensor], setting: str) -> tuple[float, float | None]:
     """What the best next layer leaves over, and the compensated layer's largest error where there is one."""
     x = scene.test.fetch(scene.images, None)[0].double()
     generator = rng.generator(rng.key("claims", "compensation", scene.seed))
@@ -83,7 +83,7 @@ def _tried(scene: Scene, psi: Callable[[Tensor], Tensor], setting: str) -> tuple
     return _left_over(wanted, features), error
 
 
-def compensation(scene: Scene) -> Finding:
+def compensation(scene: ClaimScene) -> Finding:
     """Six activations in five settings, on images."""
     left, exact = dict[str, dict[str, float]](), dict[str, dict[str, bool]]()
     for name, psi in ACTIVATIONS.items():
@@ -103,7 +103,7 @@ def compensation(scene: Scene) -> Finding:
         f" own listing keeps it. {', '.join(n for n in ACTIVATIONS if n not in symmetric)} have no relation; there"
         f" {100 * left['ReLU']['dense']:.0f} % (ReLU, dense) is left.",
         "an activation with aψ(x) + bψ(−x) = c, the bias negated too, and no zero padding where ψ(0) ≠ c/2",
-        grids=(Grid(("activation", *SETTINGS), body),),
+        grids=(TextTable(("activation", *SETTINGS), body),),
         drawings=(
             Drawing(
                 "What the best next layer leaves over",
@@ -117,7 +117,7 @@ def compensation(scene: Scene) -> Finding:
     )
 
 
-def optimality(scene: Scene) -> Finding:
+def optimality(scene: ClaimScene) -> Finding:
     """Every layer frozen (negated, as trained, at random), all else anew, beside Retrain."""
     goal = scene.accuracy(scene.retrained)
     repetitions = range(min(2, scene.effort.seeds))
@@ -155,7 +155,7 @@ def optimality(scene: Scene) -> Finding:
             else "On this network the test cannot tell a negated layer from a random one."
         ),
         f"these layers: {', '.join(reached)}" if missed else "",
-        grids=(Grid(("frozen layer", "negated", "as trained", "random", "Retrain"), body),),
+        grids=(TextTable(("frozen layer", "negated", "as trained", "random", "Retrain"), body),),
         drawings=(
             Drawing(
                 "Everything else trained around a frozen layer",
@@ -172,7 +172,7 @@ def optimality(scene: Scene) -> Finding:
     )
 
 
-def _frozen(scene: Scene, name: str, kind: str, seed: int) -> Params:
+def _frozen(scene: ClaimScene, name: str, kind: str, seed: int) -> Params:
     """A fresh model in which one layer is the one to be frozen."""
     chosen = [choice for choice in scene.weights if choice.name == name]
     fresh = scene.server([LEAVER], scene.effort.rounds, seed).init("nr-freeze")
@@ -182,7 +182,7 @@ def _frozen(scene: Scene, name: str, kind: str, seed: int) -> Params:
     return negate(start, chosen) if kind == "negated" else start
 
 
-def grafting(scene: Scene) -> Finding:
+def grafting(scene: ClaimScene) -> Finding:
     """Every layer of every model in every other one; beside it the layer negated, and drawn anew."""
     models = [scene.train(f"seed-{i}", [], rounds=scene.effort.rounds, seed=i) for i in range(scene.effort.seeds)]
     loss, test = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
@@ -213,7 +213,7 @@ def grafting(scene: Scene) -> Finding:
         f" {pairs * len(test)} graftings are co-adapted. Negation breaks at least half of what a stranger's layer"
         f" breaks at {len(alike)} of {len(test)} layers.",
         f"layers such as {', '.join(alike)}" if other else "",
-        grids=(Grid(("layer", "a stranger's", "negated", "drawn anew", "loss on D_r, negated"), body),),
+        grids=(TextTable(("layer", "a stranger's", "negated", "drawn anew", "loss on D_r, negated"), body),),
         drawings=(
             Drawing(
                 "One layer exchanged",

@@ -4,8 +4,9 @@
     distances    how far negation moves a layer's answers
     gradients    Jacobians behind a negated layer, and their premises
     layers       compensation, layer-wise optimality, grafting
-    looks        CKA and spectra
-    making       tries claims one after another and writes them down
+    cka_and_spectra  CKA and the spectra of gradients
+    scene        the federation and the models that claims are tried on
+    trial        tries claims one after another and writes them down
 
 A verdict is computed from what was seen: `holds`, `holds under …` or `fails`. `unfed theory` is the command.
 """

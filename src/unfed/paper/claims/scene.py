@@ -40,7 +40,7 @@ RATES = {"resnet-tiny": 0.05, "vit-tiny": 0.1}
 
 
 @dataclass(frozen=True)
-class Effort:
+class TrialSize:
     """How much is tried."""
 
     rounds: int = 60
@@ -55,18 +55,18 @@ class Effort:
     sets: int = 8
 
 
-FULL = Effort()
-QUICK = Effort(rounds=4, recovery=2, draws=60, seeds=2, images=60, widths=(8, 16), batches=24, sets=2)
+FULL = TrialSize()
+QUICK = TrialSize(rounds=4, recovery=2, draws=60, seeds=2, images=60, widths=(8, 16), batches=24, sets=2)
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class ClaimScene:
     """A federation with the models that claims speak of."""
 
     folder: Path | None = None
     """Where models are kept."""
     seed: int = 0
-    effort: Effort = FULL
+    effort: TrialSize = FULL
     model: str = "cnn-small"
     options: tuple[tuple[str, Any], ...] = ()
     changes: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Scene:
     request: Request = LEAVER
     """Who or what leaves."""
 
-    def of(self, model: str, **options: Any) -> Scene:
+    def of(self, model: str, **options: Any) -> ClaimScene:
         """The same with another network."""
         return replace(self, model=model, options=tuple(options.items()))
 

@@ -22,10 +22,9 @@ from unfed import storage
 from unfed.config import revisions
 from unfed.errors import UnfedError
 from unfed.paper import views
-from unfed.paper.items import Item, Spec
+from unfed.paper.items import Item, SharedRun, Spec, shared
 from unfed.paper.items import items as all_items
-from unfed.paper.sharing import Shared, shared
-from unfed.paper.views.base import BY, Grid, Section, first_seed, plain
+from unfed.paper.views.base import BY, Section, TextTable, first_seed, plain
 from unfed.report import html, tables
 from unfed.report.words import date_text
 from unfed.runs.description import now
@@ -84,7 +83,7 @@ def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spe
     return {spec: _opened(folder, found[spec]) for spec in item.runs[scale]}
 
 
-def _opened(folder: Path, one: Shared) -> Run:
+def _opened(folder: Path, one: SharedRun) -> Run:
     """The run in its folder, if it is the one asked for and nothing of it was revised since."""
     run = Run.open(_place(folder, one), one.methods)
     if run.config != one.config:
@@ -141,7 +140,7 @@ def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[st
         raise
 
 
-def _place(folder: Path, one: Shared) -> Path:
+def _place(folder: Path, one: SharedRun) -> Path:
     return folder / "runs" / one.folder
 
 
@@ -231,6 +230,6 @@ def _view(section: Section) -> dict[str, Any]:
     }
 
 
-def _markdown(grid: Grid) -> str:
+def _markdown(grid: TextTable) -> str:
     lines = [grid.header, ["---"] * len(grid.header), *grid.body]
     return "\n".join(tables.markdown_line(list(line)) for line in lines) + "\n"

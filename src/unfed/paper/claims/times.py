@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 from unfed import rng
-from unfed.analysis.bound import Bound, Models, bound
+from unfed.analysis.bound import Bound, BoundModels, bound, squared_gap_limit
 from unfed.analysis.gradient_noise import Descent, Noise, gradient_noise
-from unfed.analysis.theory.noise import squared_gap_limit
-from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import LEAVER, Scene
 from unfed.federation.state import State
 from unfed.model.params import Params
+from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import LEAVER, ClaimScene
 from unfed.paper.items import published
+from unfed.paper.views.base import TextTable
 
 DIMS, TIMES = 3, 240
 HALF = 0.5
 """The share of the way to Retrain's loss gap that times are compared for."""
 
 
-def without_noise(scene: Scene) -> Finding:
+def without_noise(scene: ClaimScene) -> Finding:
     """Exact flows of random quadratics, each watched through another one."""
     generator = rng.generator(rng.key("claims", "flow", scene.seed))
     count = max(20, scene.effort.draws * 3 // 20)
@@ -68,7 +68,7 @@ def _exact(curve: float, noise: float, start: float, t: float) -> tuple[float, f
     return moved, descent, noise**2 * curve * t / 2
 
 
-def with_noise(scene: Scene) -> Finding:
+def with_noise(scene: ClaimScene) -> Finding:
     """A family in which all is exact: L_{D_r} = cθ²/2 under noise s, L_{D_u} = L_{D_r} + √(1 + θ²)."""
     cases = [
         (c, s, m, t)
@@ -103,7 +103,7 @@ def with_noise(scene: Scene) -> Finding:
     )
 
 
-def _way(scene: Scene, start: Params) -> list[Params]:
+def _way(scene: ClaimScene, start: Params) -> list[Params]:
     """The models after every round of fine-tuning."""
     server = scene.server([LEAVER], scene.effort.rounds)
     states = [State(start)]
@@ -148,12 +148,12 @@ class _Half:
         return {**vars(self.printed), **times, **vars(self.noise), "deltas": list(self.deltas)}
 
 
-def _half_way(scene: Scene, start: Params, long: Params, descent: Descent, steps: int) -> _Half:
+def _half_way(scene: ClaimScene, start: Params, long: Params, descent: Descent, steps: int) -> _Half:
     """The bound at one start, and fine-tuning from there; a round has so many steps."""
     template, sets = scene.world.template, scene.sets
     way = _way(scene, start)
     noise = gradient_noise(template, start, sets.source, sets.retain, descent, seed=scene.seed)
-    models = Models(start, scene.retrained, long, way[1 :: max(1, len(way) // 6)])
+    models = BoundModels(start, scene.retrained, long, way[1 :: max(1, len(way) // 6)])
     printed = bound(template, sets, models, epsilon=HALF)
     corrected = bound(template, sets, models, epsilon=HALF, noise=noise, corrected=True)
     goal, first = sets.delta(template, scene.retrained), sets.delta(template, start)
@@ -164,7 +164,7 @@ def _half_way(scene: Scene, start: Params, long: Params, descent: Descent, steps
     return _Half(printed, corrected, noise, deltas, taken)
 
 
-def forecast(scene: Scene) -> Finding:
+def forecast(scene: ClaimScene) -> Finding:
     """The bound of FT and NoT on digits, printed and corrected, beside the time that they took."""
     settings, rounds = scene.world.training_settings(), scene.effort.rounds
     step, stay = settings.phase.optimiser, sum(c.holds("retain") for c in scene.world.scoped([LEAVER]).values())
@@ -189,8 +189,8 @@ def forecast(scene: Scene) -> Finding:
         + ("" if ft.taken else " (at least: FT did not get half-way)")
         + (". Only the order is right." if ordered else ". Not even the order is right."),
         grids=(
-            Grid(header, tuple(half.row(name, rounds) for name, half in found.items())),
-            Grid(
+            TextTable(header, tuple(half.row(name, rounds) for name, half in found.items())),
+            TextTable(
                 ("network", "predicted FT / NoT", "measured FT / NoT"),
                 tuple((n, f"{p:.3g}", f"{m:.3g}") for n, p, m in ratios),
             ),

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.analysis.theory.distance import MANY, Lead, activation_distance, farthest, lead, reach, redrawn_share
-from unfed.claims.base import UNDER, Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import Scene, gap
 from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS, perturb
+from unfed.paper.claims.claim import UNDER, Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import ClaimScene, gap
+from unfed.paper.views.base import TextTable
 
 LAYER = "norm1"
 """What goes into the first ReLU."""
@@ -27,11 +28,11 @@ def _normal(*shape: int, at: tuple[Any, ...]) -> Tensor:
     return torch.randn(shape, generator=rng.generator(rng.key("claims", *at)), dtype=torch.float64)
 
 
-def _perturbed(scene: Scene, how: str, seed: int = 0) -> Params:
+def _perturbed(scene: ClaimScene, how: str, seed: int = 0) -> Params:
     return perturb(scene.trained, scene.first, how, seed=seed, fresh=scene.world.fresh)
 
 
-def negation_is_farthest(scene: Scene) -> Finding:
+def negation_is_farthest(scene: ClaimScene) -> Finding:
     """Random answers, symmetric or not, against random others; then the first layer of a trained network."""
     broken = 0
     for i in range(scene.effort.draws):
@@ -48,7 +49,7 @@ def negation_is_farthest(scene: Scene) -> Finding:
         f"{broken} violations in {scene.effort.draws} random cases and {len(OTHERS)} perturbations of a trained CNN's"
         f" first layer. There re-initialisation goes {found['reinit'].share:.2f} of negation's way, zero"
         f" {found['zero'].share:.2f}.",
-        grids=(Grid(("perturbation", "of negation's way", "slack of the inequality"), body),),
+        grids=(TextTable(("perturbation", "of negation's way", "slack of the inequality"), body),),
         drawings=(
             Drawing(
                 "How far the first layer's answers move, negation = 1",
@@ -62,7 +63,7 @@ def negation_is_farthest(scene: Scene) -> Finding:
     )
 
 
-def lemmas(scene: Scene) -> Finding:
+def lemmas(scene: ClaimScene) -> Finding:
     """The largest distance of the lemma against the best of all axes, and α against random layers."""
     wrong_printed, wrong_ours, cases = 0, 0, 200
     for i in range(cases):
@@ -99,7 +100,7 @@ def lemmas(scene: Scene) -> Finding:
     )
 
 
-def distance_as_forecast(scene: Scene) -> Finding:
+def distance_as_forecast(scene: ClaimScene) -> Finding:
     """Every perturbation of the first layer: its distance beside its gap after recovery, over seeds."""
     kinds = ("negate", *OTHERS)
     shares, gaps = dict[str, list[float]](), dict[str, list[float]]()
@@ -124,7 +125,7 @@ def distance_as_forecast(scene: Scene) -> Finding:
         f"After {scene.effort.recovery} rounds the rank correlation of distance and closeness to Retrain is"
         f" {agreement:.2f} over {len(kinds)} perturbations (means of {scene.effort.seeds} seeds). {len(better)} others"
         f" end nearer to Retrain than negation (gap {near['negate']:.2f}; best {best}, {near[best]:.2f}).",
-        grids=(Grid(("perturbation", "of negation's way", "average gap to Retrain", "seed by seed"), body),),
+        grids=(TextTable(("perturbation", "of negation's way", "average gap to Retrain", "seed by seed"), body),),
         drawings=(
             Drawing(
                 "From the farthest moved to the least",

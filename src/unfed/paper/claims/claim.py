@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from unfed.paper.claims.scene import ClaimScene
+from unfed.paper.views.base import TextTable
 from unfed.values import as_json
 
 HOLDS, UNDER, FAILS = "holds", "holds under", "fails"
 Points = Sequence[tuple[float | str, float]]
-On = TypeVar("On")
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of plain cells."""
-
-    header: tuple[str, ...]
-    body: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Finding:
     """The numbers in a sentence."""
     under: str = ""
     """The condition, where it holds under one."""
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[TextTable, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +57,7 @@ class Finding:
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Finding:
-        grids = tuple(Grid(tuple(g["header"]), tuple(map(tuple, g["body"]))) for g in raw["grids"])
+        grids = tuple(TextTable(tuple(g["header"]), tuple(map(tuple, g["body"]))) for g in raw["grids"])
         drawings = tuple(
             Drawing(**{**d, "lines": {n: [_point(p) for p in points] for n, points in d["lines"].items()}})
             for d in raw["drawings"]
@@ -73,14 +66,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Claim(Generic[On]):
-    """One thing that the paper says, and how it is tried: in a scene of our own, or on a run's models."""
+class Claim:
+    """One thing that the paper says, and how it is tried."""
 
     id: str
     place: str
     """Where the paper says it: `Theorem 1`."""
     says: str
-    attempt: Callable[[On], Finding]
+    attempt: Callable[[ClaimScene], Finding]
 
 
 def holds_if(right: bool, under: str = "") -> str:

@@ -19,19 +19,19 @@ import torch
 import unfed
 from unfed import json_checks as its
 from unfed import storage
-from unfed.claims import distances, gradients, layers, looks, times
-from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding
-from unfed.claims.scene import FULL, QUICK, Scene
 from unfed.errors import UnfedError, listed, nearest
 from unfed.folder.schema import COUNT, TEXT, YES, Fits, checked
 from unfed.paper import pictures
-from unfed.paper.pictures import Line, Picture
+from unfed.paper.claims import cka_and_spectra, distances, gradients, layers, times
+from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Finding
+from unfed.paper.claims.scene import FULL, QUICK, ClaimScene
+from unfed.paper.pictures import Curve, PaperFigure
 from unfed.report import html
 from unfed.report.words import date_text
 from unfed.runs.description import now
 
-CLAIMS: dict[str, Claim[Scene]] = {
-    claim.id: claim for room in (times, distances, gradients, layers, looks) for claim in room.CLAIMS
+CLAIMS: dict[str, Claim] = {
+    claim.id: claim for room in (times, distances, gradients, layers, cka_and_spectra) for claim in room.CLAIMS
 }
 SCHEMA = 1
 AGAIN = "delete it, and the claim is tried again"
@@ -63,7 +63,7 @@ TRIED: dict[str, Fits] = {
 class Tried:
     """A claim with what was found, and how long that took."""
 
-    claim: Claim[Scene]
+    claim: Claim
     finding: Finding
     seconds: float
     when: str
@@ -72,7 +72,7 @@ class Tried:
         return {"seconds": self.seconds, "when": self.when, "finding": self.finding.to_json()}
 
 
-def chosen(names: Sequence[str]) -> list[Claim[Scene]]:
+def chosen(names: Sequence[str]) -> list[Claim]:
     """The claims of these names, in order; without a name, all of them."""
     for name in names:
         if name not in CLAIMS:
@@ -81,15 +81,15 @@ def chosen(names: Sequence[str]) -> list[Claim[Scene]]:
 
 
 def make(
-    claims: Sequence[Claim[Scene]], out: str | Path, told: Told, *, seed: int = 0, quick: bool = False
+    claims: Sequence[Claim], out: str | Path, told: Told, *, seed: int = 0, quick: bool = False
 ) -> tuple[Path, list[Tried]]:
     """Try these claims; the page shows them with whatever was tried here before."""
     folder = Path(out)
     about = {"schema": SCHEMA, "seed": seed, "quick": quick}
     _refuse_other(folder, about)
-    scene = Scene(folder, seed, QUICK if quick else FULL)
+    scene = ClaimScene(folder, seed, QUICK if quick else FULL)
     storage.write_json(folder / "about.json", about)
-    drawn: dict[str, list[Picture]] = {}
+    drawn: dict[str, list[PaperFigure]] = {}
     for number, claim in enumerate(claims, 1):
         if _read(folder, claim) is None:
             told(f"[{number}/{len(claims)}] {claim.place}: {claim.says}")
@@ -122,7 +122,7 @@ def _about(folder: Path) -> dict[str, Any]:
     return checked(storage.read_json(path, "record of claims"), str(path), ABOUT)
 
 
-def _read(folder: Path, claim: Claim[Scene]) -> Tried | None:
+def _read(folder: Path, claim: Claim) -> Tried | None:
     place = folder / f"{claim.id}.json"
     if not place.exists():
         return None
@@ -130,18 +130,18 @@ def _read(folder: Path, claim: Claim[Scene]) -> Tried | None:
     return Tried(claim, Finding.from_json(raw["finding"]), float(raw["seconds"]), raw["when"])
 
 
-def _write_pictures(folder: Path, claim: Claim[Scene], drawn: Sequence[Picture]) -> None:
+def _write_pictures(folder: Path, claim: Claim, drawn: Sequence[PaperFigure]) -> None:
     for number, picture in enumerate(drawn, 1):
         if picture.svg is not None:
             storage.write_bytes(folder / f"{claim.id}-{number}.svg", picture.file().encode())
 
 
-def picture_of(drawing: Drawing) -> Picture:
+def picture_of(drawing: Drawing) -> PaperFigure:
     """The figure that these numbers make."""
     if drawing.bars:
         series = {name: [(str(x), y) for x, y in points] for name, points in drawing.lines.items()}
         return pictures.groups(series, drawing.up, drawing.across, item=drawing.title)
-    lines = [Line(name, points) for name, points in drawing.lines.items()]
+    lines = [Curve(name, points) for name, points in drawing.lines.items()]
     return pictures.curves(lines, drawing.title, drawing.across, drawing.up, item="theory")
 
 
@@ -171,7 +171,7 @@ def record(folder: Path) -> dict[str, Any]:
     }
 
 
-def _write_page(folder: Path, about: dict[str, Any], drawn: dict[str, list[Picture]]) -> None:
+def _write_page(folder: Path, about: dict[str, Any], drawn: dict[str, list[PaperFigure]]) -> None:
     """The page of everything that was tried here; what is drawn already is not drawn again."""
     kept = record(folder)
     storage.write_json(folder / "theory.json", kept)

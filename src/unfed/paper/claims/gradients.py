@@ -9,13 +9,22 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.analysis.activations import layers_of
-from unfed.analysis.theory.chains import gradient_limit, lipschitz_limit, maximal_chains, paths, without
-from unfed.analysis.theory.jacobian import asymmetry, jacobians, symmetry_test
-from unfed.analysis.theory.transport import sliced_wasserstein
-from unfed.claims.base import UNDER, Claim, Drawing, Finding, Grid, holds_if
-from unfed.claims.scene import Scene
+from unfed.analysis.theory.jacobian import (
+    asymmetry,
+    gradient_limit,
+    jacobians,
+    lipschitz_limit,
+    maximal_chains,
+    paths,
+    sliced_wasserstein,
+    symmetry_test,
+    without,
+)
 from unfed.model.params import Params
 from unfed.model.perturb import perturb
+from unfed.paper.claims.claim import UNDER, Claim, Drawing, Finding, holds_if
+from unfed.paper.claims.scene import ClaimScene
+from unfed.paper.views.base import TextTable
 
 NETWORKS = ("cnn-small", "resnet-tiny", "vit-tiny")
 SMALL = 0.2
@@ -25,10 +34,10 @@ JACOBIANS = 90
 """Images whose Jacobians are compared: two groups of half as many."""
 
 
-def premise(scene: Scene) -> Finding:
+def premise(scene: ClaimScene) -> Finding:
     """Per layer of three networks, and for a first layer of every width: can Y be told from −Y?"""
     body, at_least, shifted, tested = [], [], 0, 0
-    kinds: list[tuple[str, Scene, tuple[str, ...] | None]] = [(name, scene.of(name), None) for name in NETWORKS]
+    kinds: list[tuple[str, ClaimScene, tuple[str, ...] | None]] = [(name, scene.of(name), None) for name in NETWORKS]
     kinds += [(f"cnn, {w} filters", scene.of("cnn-small", widths=[w, 16]), ("conv1",)) for w in scene.effort.widths]
     for name, own, layers in kinds:
         for layer in layers or layers_of(own.world.template.module):
@@ -50,13 +59,13 @@ def premise(scene: Scene) -> Finding:
         f"TV(Y, −Y) is at least {min(told):.2f} to {max(told):.2f} at {tested} layers of CNNs, a ResNet and a ViT (95 %"
         f" confidence); it may be below {SMALL} at {near} of them, and symmetry is refused at {shifted} (p ≤ 0.05)."
         f" First layers of {scene.effort.widths[0]} to {scene.effort.widths[-1]} filters: at least {min(last):.2f}.",
-        grids=(Grid(("network", "layer", "TV ≥", "p", "centred: TV ≥", "centred: p"), tuple(body)),),
+        grids=(TextTable(("network", "layer", "TV ≥", "p", "centred: TV ≥", "centred: p"), tuple(body)),),
         drawings=(Drawing("First layers of different width", "filters of conv1", "TV(Y, −Y) at least", widths),),
         data={"at_least": dict(at_least), "refused": shifted, "layers": tested},
     )
 
 
-def _jacobians(scene: Scene, params: Params, name: str, rows: Tensor) -> Tensor:
+def _jacobians(scene: ClaimScene, params: Params, name: str, rows: Tensor) -> Tensor:
     x, _ = scene.test.fetch(rows, None)
     template = scene.world.template
 
@@ -66,7 +75,7 @@ def _jacobians(scene: Scene, params: Params, name: str, rows: Tensor) -> Tensor:
     return jacobians(answer, params[name], x)
 
 
-def distances(scene: Scene) -> Finding:
+def distances(scene: ClaimScene) -> Finding:
     """Jacobians before and after the first layer changed, beside those of two halves of the images."""
     few = scene.images[:JACOBIANS]
     first = scene.first[0].name
@@ -113,14 +122,16 @@ def distances(scene: Scene) -> Finding:
         + f". Negation moves them less than a layer drawn anew at {nearer} of {len(behind)} layers. The bound"
         " says nothing where the total variation in it is near 1.",
         grids=(
-            Grid(("layer", "negated", "drawn anew", "largest singular value, negated", "…, drawn anew"), tuple(body)),
+            TextTable(
+                ("layer", "negated", "drawn anew", "largest singular value, negated", "…, drawn anew"), tuple(body)
+            ),
         ),
         drawings=(Drawing("Singular values of the Jacobians after / before", "number", "after / before", shown),),
         data=data,
     )
 
 
-def chains(scene: Scene) -> Finding:
+def chains(scene: ClaimScene) -> Finding:
     """Random linear networks, with and without a skip: the true slope beside the two limits."""
     broken = dict.fromkeys(("a chain", "with a skip", "with a skip, over paths", "weights", "weights, mended"), 0)
     cases = max(50, scene.effort.draws // 4)
@@ -147,7 +158,7 @@ def chains(scene: Scene) -> Finding:
         UNDER if mended and printed else holds_if(mended),
         f"Of {cases} random networks violate it: " + ", ".join(f"{name} {n}" for name, n in broken.items()) + ".",
         "paths in the place of chains, and the layer's own norm left out" if printed else "",
-        grids=(Grid(("case", f"violations of {cases}"), tuple((name, str(n)) for name, n in broken.items())),),
+        grids=(TextTable(("case", f"violations of {cases}"), tuple((name, str(n)) for name, n in broken.items())),),
         data={"cases": cases, **broken},
     )
 
