@@ -170,7 +170,7 @@ def unchanged(path: Path, read: Callable[[Path], _Read]) -> _Read | None:
     key = (os.path.abspath(path), read.__qualname__)
     try:
         stamp = _stamp(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         _seen.pop(key, None)
         return None
     except OSError:

@@ -466,7 +466,10 @@ def patterns(said: Any) -> None:
     for one in findings["gate"].get("checks", []):
         number = isinstance(one["value"], (int, float)) and not isinstance(one["value"], bool)
         right = ("passed" if one["value"] <= one["bound"] + 1e-9 else "failed") if number else "not measured"
-        need(one["verdict"] == right, "A check of the gate says another verdict than its value and bound give.")
+        purged = not number and "purged" in str(one["value"])  # the log has the verdict, and must say the same
+        need(
+            purged or one["verdict"] == right, "A check of the gate says another verdict than its value and bound give."
+        )
 
 
 def from_log(log: Log, said: Any, model: str, found: Shown) -> Shown:
