@@ -103,7 +103,7 @@ APPS: dict[str, dict[str, Any]] = {
             "arrays = ArrayRecord(global_model.state_dict())": 'arrays = ArrayRecord(torch.load("final_model.pt"))',
             "strategy = FedAvg(fraction_evaluate=fraction_evaluate)": (
                 "strategy = Unlearn(lambda: FedAvg(fraction_evaluate=fraction_evaluate), negate(global_model),"
-                " node_with(partition_id=0))"
+                " node_with(partition_id=0), ledger=None)"
             ),
         },
     },
@@ -117,7 +117,7 @@ APPS: dict[str, dict[str, Any]] = {
                 'arrays = ArrayRecord(get_model_params(joblib.load("logreg_model.pkl")))'
             ),
             "strategy = FedAvg(fraction_train=1.0, fraction_evaluate=1.0)": (
-                'strategy = Unlearn(FedAvg, negate_arrays("0"), node_with(partition_id=0))'
+                'strategy = Unlearn(FedAvg, negate_arrays("0"), node_with(partition_id=0), ledger=None)'
             ),
         },
     },

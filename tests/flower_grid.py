@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,16 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from typer.testing import CliRunner
 
 from hostile import Attacker
+from unfed.cli.main import app as cli
 from unfed.config.config import Config
 from unfed.flower import introduce, wire
 from unfed.flower.client import app as client_app
-from unfed.flower.speech import SPEECH, log
-from unfed.flower.transport import GridTransport
+from unfed.flower.transport import SPEECH, GridTransport, log
+from unfed.folder.folder import RunFolder
+from unfed.folder.job_notes import last_starts
 from unfed.remote.client import answered
 from unfed.remote.messages import Answer
 from unfed.remote.node_data import describe
@@ -28,6 +32,7 @@ from unfed.remote.population import KnownClients
 from unfed.remote.transport import Messenger
 from unfed.remote.world import Holdings
 from unfed.remote.world import remote_world as built
+from unfed.requests.entry import Job
 from unfed.runs.world import World
 
 Reply = Callable[[Message, Message], Message | None]
@@ -223,3 +228,31 @@ def refuse(reason: str) -> Reply:
 
 def lost(question: Message, reply: Message) -> None:
     """A reply that never arrives."""
+
+
+class ReadLedger:
+    """What an app's ledger says of one of its requests; by default the last."""
+
+    def __init__(self, folder: Path, request: str | None = None) -> None:
+        self.folder = RunFolder(folder)
+        self.entries = {entry.request.id: entry for entry in self.folder.book().entries}
+        self.entry = self.entries[request or [*self.entries][-1]]
+        own = [line for line in last_starts(self.folder.lines()) if line["request"] == self.entry.request.id]
+        self.rounds = [line for line in own if line["method"] != "before"]
+        self.before = next(line["app"] for line in own if line["method"] == "before")
+        self.told = [line["app"] for line in self.rounds]
+        self.numbers = self.folder.numbers(Job(0, self.entry.request.id, self.entry.method)) or {}
+
+    @property
+    def finished(self) -> Any:
+        return self.numbers.get("finished")
+
+    @property
+    def asked(self) -> list[list[str]]:
+        return [names for line in self.rounds for names in line["asked"].values()]
+
+    def page(self) -> str:
+        """Its report, as the command writes it."""
+        done = CliRunner().invoke(cli, ["report", str(self.folder.path)])
+        assert done.exit_code == 0, done.output
+        return (self.folder.path / "report.html").read_text()

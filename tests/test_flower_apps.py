@@ -47,7 +47,7 @@ def forgotten(app: ClientApp, strategy: Callable[[], Strategy], arrays: ArrayRec
     """What two separate runs end with: one with everybody, one without partition 0."""
     trained = strategy().start(run(app, 1000), arrays, num_rounds=2).arrays
     later = run(app, 52000)
-    unlearn = Unlearn(strategy, perturb, node_with(partition_id=0, num_partitions=4), wait=0)
+    unlearn = Unlearn(strategy, perturb, node_with(partition_id=0, num_partitions=4), wait=0, ledger=None)
     result = unlearn.start(later, trained, num_rounds=2)
     assert asked(later, 52000) == {"query.unfed": 1}
     assert asked(later, 52001) == {"query.unfed": 1, "train": 2, "evaluate": 2}

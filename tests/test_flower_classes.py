@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -22,10 +21,10 @@ from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, 
 
 from commands import called
 from conftest import SMALL
-from flower_grid import InProcessGrid, Reply
+from flower_grid import InProcessGrid, ReadLedger, Reply
 from unfed.config.config import Config
 from unfed.errors import Refused, UnfedError
-from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with, of_class, staying_rows
+from unfed.flower import SubsetGrid, Unlearn, denied, introduce, negate_arrays, node_with, of_class, staying_rows
 from unfed.folder.deny import imported, on_list
 from unfed.runs.run import Run
 from unfed.trust.keys import SigningKey
@@ -78,12 +77,7 @@ def trained() -> ArrayRecord:
 
 
 def unlearn(exclude: Any, array: str = "w", **more: Any) -> Unlearn:
-    return Unlearn(FedAvg, negate_arrays(array), exclude, wait=0, **more)
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
-    return found
+    return Unlearn(FedAvg, negate_arrays(array), exclude, **{"wait": 0, "ledger": None, **more})
 
 
 def asked_of(grid: InProcessGrid, kind: str) -> list[Any]:
@@ -97,16 +91,21 @@ def asked_of(grid: InProcessGrid, kind: str) -> list[Any]:
 
 def test_a_class_leaves_as_the_first_request_and_everybody_trains_without_its_rows(tmp_path: Path) -> None:
     grid = federation()
-    result = unlearn(of_class(3), evidence=tmp_path / "e").start(grid, trained(), num_rounds=1)
+    result = unlearn(of_class(3), ledger=tmp_path / "e").start(grid, trained(), num_rounds=1)
     # -4, and the mean of what stays at each, weighted by how many: [0 1 2], [0 5 1], [1 1 2 0], [2 2].
     assert float(result.arrays.to_torch_state_dict()["w"]) == pytest.approx(-4 + (3 + 6 + 4 + 4) / 12)
     assert asked_of(grid, "train") == [[3]] * 4 and asked_of(grid, "evaluate") == [[3]] * 8
-    found = kept(tmp_path / "e")
-    assert (found["classes"], found["classes_before"], found["forgotten"], found["leavers"]) == ([3], [], [], [])
-    (line,) = found["rounds"]
-    told = {one["node"]: (one["rows"], one["of"]) for one in line["left_out"]}
-    assert told == {1000: ({"3": 1}, 4), 1001: ({"3": 2}, 5), 1002: ({"3": 0}, 4), 1003: ({"3": 4}, 6)}
-    assert line["metrics"]["evaluate"]["left"] == pytest.approx((1 * 4 + 2 * 5 + 4 * 6) / 19), "evaluation is told too"
+    found = ReadLedger(tmp_path / "e")
+    assert (found.entry.request.classes, found.entry.request.clients) == ((3,), ())
+    (line,) = found.told
+    told = {client: (one["rows"], one["of"]) for client, one in line["left_out"].items()}
+    assert told == {
+        "node-1000": ({"3": 1}, 4),
+        "node-1001": ({"3": 2}, 5),
+        "node-1002": ({"3": 0}, 4),
+        "node-1003": ({"3": 4}, 6),
+    }, "no node was asked who it is"
+    assert line["evaluate"]["left"] == pytest.approx((1 * 4 + 2 * 5 + 4 * 6) / 19), "evaluation is told too"
 
 
 def test_it_is_the_strategy_alone_on_clients_that_never_held_the_class() -> None:
@@ -128,32 +127,38 @@ def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_the_page_names_the_class_and_how_many_rows_each_client_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unlearn(of_class(3, 5), evidence=tmp_path / "e").start(federation(), trained(), num_rounds=2)
+    unlearn(of_class(3, 5), ledger=tmp_path / "e").start(federation(), trained(), num_rounds=2)
     page = page_of(tmp_path / "e", monkeypatch, capsys)
-    assert "Class 3 has left: 4 clients say that 7 rows of it were left out of the last training." in page
-    assert "Class 5 has left: 4 clients say that 1 row of it was left out of the last training." in page
-    assert "1000: 1 of 4, 1001: 3 of 5, 1002: 0 of 4, 1003: 4 of 6" in page
+    assert "Class 3: 4 clients say that 7 rows of it were left out of the last training." in page
+    assert "Class 5: 4 clients say that 1 row of it was left out of the last training." in page
+    assert "Round 2: client node-1001 left 3 of 5 rows out." in page
     assert "not measured: no client is asked to score the rows that it left out" in page
-    assert "Messages to who left" not in page, "nobody left"
 
 
-def test_verify_says_of_an_apps_own_evidence_what_left_and_that_nobody_signed_it(
+def test_verify_says_that_evidence_of_an_earlier_version_is_not_signed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "e"
-    unlearn([node_with(partition_id=0), of_class(3, 5)], evidence=folder).start(federation(), trained(), num_rounds=1)
-    key = SigningKey.drawn().public.pem
-    (tmp_path / "op.pub").write_text(key)
-    for given in (folder, folder / "unlearning.json"):
+    (tmp_path / "unlearning.json").write_text("{}")
+    (tmp_path / "op.pub").write_text(SigningKey.drawn().public.pem)
+    for given in (tmp_path, tmp_path / "unlearning.json"):
         words = ["verify", str(given), "--key", str(tmp_path / "op.pub")]
         code, _, err = called(words, monkeypatch, capsys)
-        assert code == 2 and "taking client 0, class 3 and class 5 out; nobody signed it" in " ".join(err.split())
+        assert code == 2 and "without a signature, so there is nothing to verify" in " ".join(err.split())
 
 
-def test_a_client_and_a_class_leave_together() -> None:
+def test_a_client_and_a_class_leave_together_by_two_requests_with_one_model(tmp_path: Path) -> None:
     grid = federation()
-    unlearn([node_with(partition_id=3), of_class("3")]).start(grid, trained(), num_rounds=1)
+    unlearn([node_with(partition_id=3), of_class("3")], ledger=tmp_path / "e").start(grid, trained(), num_rounds=1)
     assert not grid.asked(1003, "train", "evaluate") and asked_of(grid, "train") == [[3]] * 3
+    found = ReadLedger(tmp_path / "e", "client-3")
+    assert {name: (one.state, one.left_by) for name, one in found.entries.items()} == {
+        "client-3": ("fulfilled", ()),
+        "class-3": ("fulfilled", ("client-3",)),
+    }
+    assert "Class 3" in found.page() and (on_list(tmp_path / "e").clients, on_list(tmp_path / "e").classes) == (
+        ("3",),
+        (3,),
+    )
 
 
 def test_the_log_names_the_class_before_the_first_round(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +172,7 @@ def test_mods_that_clip_find_the_one_config_that_they_take() -> None:
     def private() -> Any:
         return DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1e-9, 100.0, 4)
 
-    strategy = Unlearn(private, negate_arrays("w"), of_class(3), wait=0)
+    strategy = Unlearn(private, negate_arrays("w"), of_class(3), wait=0, ledger=None)
     grid = federation(app(staying_rows, fixedclipping_mod))
     strategy.start(grid, trained(), num_rounds=1)
     assert strategy.refusals == [] and asked_of(grid, "train") == [[3]] * 4
@@ -189,9 +194,9 @@ def test_an_app_whose_clients_do_not_leave_the_rows_out_is_refused_in_the_first_
     only = (0, 1, 3)  # who holds none of it cannot be told from one that leaves it out
     grid = federation(own, only)
     with pytest.raises(Refused, match=f"No client says that it left class 3 out .* node 1000: .*{reason}"):
-        unlearn(of_class(3), evidence=tmp_path / "e", keep=tmp_path / "k").start(grid, trained(), num_rounds=5)
-    assert len(grid.asked(1000, "train")) == 1 and not (tmp_path / "k").exists()
-    assert kept(tmp_path / "e")["finished"] is None
+        unlearn(of_class(3), ledger=tmp_path / "e").start(grid, trained(), num_rounds=5)
+    found = ReadLedger(tmp_path / "e")
+    assert len(grid.asked(1000, "train")) == 1 and found.rounds == [] and found.entry.state == "in_progress"
 
 
 def without_note(question: Message, reply: Message) -> Message | None:
@@ -252,37 +257,43 @@ def test_once_somebody_has_said_it_a_round_without_is_a_bad_round_and_not_the_en
 
 def test_a_client_that_holds_nothing_else_is_refused_by_name_and_its_rows_count_as_left_out(tmp_path: Path) -> None:
     class_5 = app(lambda message, labels: staying_rows(message, labels) & (len(labels) != 5))
-    strategy = unlearn(of_class(5), evidence=tmp_path / "e")
+    strategy = unlearn(of_class(5), ledger=tmp_path / "e")
     strategy.start(federation(class_5), trained(), num_rounds=1)
     assert [refused.client for refused in strategy.refusals] == ["1001"]
-    (line,) = kept(tmp_path / "e")["rounds"]
-    assert {one["node"]: one["rows"]["5"] for one in line["left_out"]} == {1000: 0, 1001: 1, 1002: 0, 1003: 0}
-    assert "node 1001 in round 1: its weight 'num-examples' is 0" in line["refused"][0]
+    (line,) = ReadLedger(tmp_path / "e").rounds
+    rows = {client: one["rows"]["5"] for client, one in line["app"]["left_out"].items()}
+    assert rows == {"node-1000": 0, "node-1001": 1, "node-1002": 0, "node-1003": 0}
+    assert (
+        line["refused"][0]["client"] == "node-1001" and "its weight 'num-examples' is 0" in line["refused"][0]["reason"]
+    )
 
 
 def test_until_forgotten_is_refused_where_nobody_left_whom_one_could_ask(tmp_path: Path) -> None:
     grid = federation()
-    with pytest.raises(UnfedError, match="rows of a class are scored by nobody but the app itself; leave forgotten"):
-        unlearn(of_class(3), evidence=Evidence(tmp_path / "e", forgotten="acc")).start(grid, trained(), num_rounds=1)
+    with pytest.raises(UnfedError, match="only the app itself can score rows of a class; leave forgotten"):
+        unlearn(of_class(3), ledger=tmp_path / "e", forgotten="acc").start(grid, trained(), num_rounds=1)
     assert not grid.asked(1000, "train")
 
 
 def test_a_class_of_which_nobody_has_a_row_is_not_called_forgotten(tmp_path: Path) -> None:
     for exclude, words in ((of_class(7), "class 7"), (of_class("3,7,8"), "class 7 or class 8")):
         with pytest.raises(Refused, match=f"had a row of {words} to leave out; name classes by the numbers"):
-            unlearn(exclude, evidence=tmp_path / words).start(federation(), trained(), num_rounds=2)
-        assert kept(tmp_path / words)["finished"] is None
+            unlearn(exclude, ledger=tmp_path / words).start(federation(), trained(), num_rounds=2)
+        entry = ReadLedger(tmp_path / words).entry
+        assert (entry.state, entry.reason) == ("denied", "refused") and "had a row of" in str(entry.why)
     unlearn(of_class(7), gone=True).start(federation(), trained(), num_rounds=1)  # its rows are not there any more
 
 
 def test_a_class_that_some_round_finds_is_found_also_by_a_start_that_goes_on(tmp_path: Path) -> None:
-    unlearn(of_class(5), keep=tmp_path / "k").start(federation(), trained(), num_rounds=1)
+    def ends(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 1:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        unlearn(of_class(5), ledger=tmp_path / "k").start(federation(), trained(), num_rounds=2, evaluate_fn=ends)
     later = federation(nodes=(0, 2, 3))  # who held class 5 is not connected any more
-    unlearn(of_class(5), keep=tmp_path / "k").start(later, trained(), num_rounds=2)
-    assert len(later.asked(1000, "train")) == 1
-    with pytest.raises(UnfedError, match=r"was kept while others left \(class 5\), and who leaves now may have"):
-        unlearn(of_class(3), keep=tmp_path / "k").start(federation(), trained(), num_rounds=2)
-    assert unlearn(of_class(5), keep=tmp_path / "k").start(later, trained(), num_rounds=2).arrays is not None
+    unlearn(of_class(5), ledger=tmp_path / "k").start(later, trained(), num_rounds=2)
+    assert len(later.asked(1000, "train")) == 1 and ReadLedger(tmp_path / "k").entry.state == "fulfilled"
 
 
 # --- after it ---------------------------------------------------------------------------------------------------------
@@ -291,7 +302,7 @@ def test_a_class_that_some_round_finds_is_found_also_by_a_start_that_goes_on(tmp
 @pytest.fixture
 def without_3(tmp_path: Path) -> tuple[Path, ArrayRecord]:
     """The evidence of a first request, for class 3, and the arrays that it left."""
-    found = unlearn(of_class(3), evidence=tmp_path / "first").start(federation(), trained(), num_rounds=1)
+    found = unlearn(of_class(3), ledger=tmp_path / "first").start(federation(), trained(), num_rounds=1)
     return tmp_path / "first", found.arrays
 
 
@@ -303,20 +314,20 @@ def test_the_second_request_keeps_the_class_out_and_turns_nothing_back(
 ) -> None:
     first, left = without_3
     with pytest.raises(UnfedError, match="turns that back, and brings class 3 back"):
-        unlearn(of_class(5), deny=first).start(federation(), left, num_rounds=1)
+        unlearn(of_class(5), ledger=first).start(federation(), left, num_rounds=1)
     grid = federation()
-    unlearn(of_class(5), "v", deny=first, evidence=tmp_path / "second").start(grid, left, num_rounds=1)
+    unlearn(of_class(5), "v", ledger=first).start(grid, left, num_rounds=1)
     assert asked_of(grid, "train") == [[3, 5]] * 4
-    found = kept(tmp_path / "second")
-    assert (found["classes"], found["classes_before"], found["turned"]) == ([5], [3], ["v", "w"])
-    page = page_of(tmp_path / "second", monkeypatch, capsys)
-    assert "Class 5 has left: 4 clients say" in page and "Class 3 has left before: 4 clients say that 7 rows" in page
-    assert on_list(tmp_path / "second").classes == (3, 5), "and so on, to whoever names this one"
+    found = ReadLedger(first)
+    assert found.entry.request.classes == (5,) and found.entry.earlier == ("class-3",)
+    page = page_of(first, monkeypatch, capsys)
+    assert "Class 5: 4 clients say that 1 row" in page and "Class 3: 4 clients say that 7 rows" in page
+    assert on_list(first).classes == (3, 5), "and so on, to whoever names this one"
 
 
 def test_a_client_that_leaves_after_a_class_trains_nobody_on_the_class(without_3: tuple[Path, ArrayRecord]) -> None:
     grid = federation()
-    unlearn(node_with(partition_id=0), "v", deny=without_3[0]).start(grid, without_3[1], num_rounds=1)
+    unlearn(node_with(partition_id=0), "v", ledger=without_3[0]).start(grid, without_3[1], num_rounds=1)
     assert asked_of(grid, "train") == [[3]] * 3 and not grid.asked(1000, "train", "evaluate")
 
 
@@ -337,20 +348,12 @@ def test_the_classes_of_a_run_of_unfeds_own_are_left_out_too_and_its_single_rows
     own = {**SMALL, "request": [], "methods": {"run": []}}
     Run.create(Config.parse({**own, "deny": {"classes": [5]}}), tmp_path / "classes")
     grid = federation()
-    unlearn(of_class(3), deny=tmp_path / "classes").start(grid, trained(), num_rounds=1)
+    unlearn([of_class(3), denied(tmp_path / "classes")]).start(grid, trained(), num_rounds=1)
     assert asked_of(grid, "train") == [[3, 5]] * 4
     rows = {"rows": ["a" * 64], "key": "b" * 64}
     Run.create(Config.parse({**own, "deny": rows}), tmp_path / "rows")
     with pytest.raises(UnfedError, match="has 1 single rows, and rows that lie at nodes cannot be recognised here"):
         SubsetGrid(federation(), deny=tmp_path / "rows")
-
-
-def test_evidence_of_one_class_is_not_gone_on_with_for_another(tmp_path: Path) -> None:
-    unlearn(of_class(3), evidence=tmp_path / "e", keep=tmp_path / "k").start(federation(), trained(), num_rounds=1)
-    unlearn(of_class(5), keep=tmp_path / "k5").start(federation(), trained(), num_rounds=1)
-    again = unlearn(of_class(5), evidence=Evidence(tmp_path / "e"), keep=tmp_path / "k5")
-    with pytest.raises(UnfedError, match="holds evidence of another unlearning"):
-        again.start(federation(), trained(), num_rounds=2)
 
 
 # --- what is said, and what a client makes of it ----------------------------------------------------------------------

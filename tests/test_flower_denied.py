@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from flower_grid import EVERYTHING, InProcessGrid, echoing, foreign_grid
 from test_flower_app import nodes, values
 from unfed.errors import UnfedError
-from unfed.flower import SubsetGrid, Unlearn, node_with
+from unfed.flower import SubsetGrid, Unlearn, denied, node_with
 from unfed.flower.server import run as serve
 from unfed.remote.options import Options
 from unfed.runs.run import Run
@@ -155,7 +155,7 @@ def test_a_later_training_of_a_foreign_app_does_not_ask_the_forgotten(left: Path
 def test_unlearning_another_client_keeps_the_first_out_as_well(tmp_path: Path) -> None:
     file, grid = tmp_path / "left.txt", federation()
     file.write_text("0\n")
-    Unlearn(FedAvg, None, node_with(partition_id=3), deny=file).start(grid, ARRAYS, num_rounds=1)
+    Unlearn(FedAvg, None, [node_with(partition_id=3), denied(file)], ledger=None).start(grid, ARRAYS, num_rounds=1)
     asked = {node for node in grid.nodes if kinds(grid, node) & {"train", "evaluate"}}
     assert asked == {1001, 1002}
 

@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import (
 
 from flower_grid import NAMES, InProcessGrid, Nameless, Reply, foreign_grid
 from unfed.errors import Refused, UnfedError, UnfedWarning
-from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, node_with, registered
+from unfed.flower import SubsetGrid, Unlearn, denied, introduce_mod, negate, negate_arrays, node_with, registered
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower"
 LEAVER = 1000
@@ -74,7 +74,7 @@ def trained(example: Any, rounds: int = 2) -> ArrayRecord:
 @pytest.mark.parametrize("name", list(STOCK))
 def test_a_stock_strategy_goes_on_without_the_leaver_from_the_negated_model(name: str, example: Any) -> None:
     grid, arrays = nodes(example.client.app), ArrayRecord(example.task.Net().state_dict())
-    result = Unlearn(STOCK[name], negate(example.task.Net()), [LEAVER]).start(grid, arrays, num_rounds=2)
+    result = Unlearn(STOCK[name], negate(example.task.Net()), [LEAVER], ledger=None).start(grid, arrays, num_rounds=2)
     assert grid.asked(LEAVER) == [] and len(grid.asked(LEAVER + 1, "train")) == 2
     start = grid.asked(LEAVER + 1, "train")[0].content.array_records["arrays"].to_torch_state_dict()
     before = arrays.to_torch_state_dict()
@@ -88,7 +88,7 @@ def test_a_stock_strategy_goes_on_without_the_leaver_from_the_negated_model(name
 def test_a_perturbation_that_is_its_own_inverse_is_said_to_be_one(example: Any) -> None:
     grid, arrays = nodes(example.client.app), ArrayRecord(example.task.Net().state_dict())
     with pytest.warns(UnfedWarning, match="This perturbation can be undone; use a training without the leaver where"):
-        Unlearn(FedAvg, negate(example.task.Net()), [LEAVER]).start(grid, arrays, num_rounds=1)
+        Unlearn(FedAvg, negate(example.task.Net()), [LEAVER], ledger=None).start(grid, arrays, num_rounds=1)
 
 
 @pytest.mark.parametrize("name", list(STOCK))
@@ -99,7 +99,7 @@ def test_it_is_the_strategy_alone_on_a_federation_that_never_had_the_leaver(name
     random.seed(0)  # stock strategies sample with it, and average in the order in which they sampled
     plain = STOCK[name]().start(without, negated(example, arrays), num_rounds=2).arrays.to_torch_state_dict()
     random.seed(0)
-    forgetful = Unlearn(STOCK[name], negate(example.task.Net()), [LEAVER])
+    forgetful = Unlearn(STOCK[name], negate(example.task.Net()), [LEAVER], ledger=None)
     found = forgetful.start(nodes(example.client.app), arrays, num_rounds=2).arrays.to_torch_state_dict()
     for tensor, value in found.items():
         if value.is_floating_point():  # a counter is a whole number again, which it is not in a stock strategy
@@ -121,7 +121,7 @@ def test_who_is_connected_is_asked_as_often_for_many_nodes_as_for_few(example: A
 
         grid.get_node_ids = counted  # type: ignore[method-assign]
         arrays = ArrayRecord(example.task.Net().state_dict())
-        Unlearn(FedAvg, None, [LEAVER]).start(grid, arrays, num_rounds=1)
+        Unlearn(FedAvg, None, [LEAVER], ledger=None).start(grid, arrays, num_rounds=1)
         return times[0]
 
     assert questions(9) == questions(4)  # each is a request to the SuperLink
@@ -132,7 +132,7 @@ def test_a_strategy_that_may_have_been_used_is_refused_before_anybody_is_asked(e
     grid, arrays = nodes(example.client.app), used.start(nodes(example.client.app), trained(example, 1), 1).arrays
     for factory in (lambda: used, used):
         with pytest.raises(UnfedError, match=r"new strategy on every call, as lambda: FedAvgM\(…\) does"):
-            Unlearn(factory, None, [LEAVER]).start(grid, arrays, num_rounds=1)
+            Unlearn(factory, None, [LEAVER], ledger=None).start(grid, arrays, num_rounds=1)
     assert grid.sent == []
 
 
@@ -140,7 +140,7 @@ def test_a_strategy_of_flowers_older_api_is_told_where_to_go(example: Any) -> No
     older: Any = importlib.import_module("flwr.server.strategy").FedAvg
     grid = nodes(example.client.app)
     with pytest.raises(UnfedError, match=r"flwr.server.strategy.*FedAvg, which is no strategy of flwr.serverapp; take"):
-        Unlearn(older, None, [LEAVER]).start(grid, trained(example, 1), num_rounds=1)
+        Unlearn(older, None, [LEAVER], ledger=None).start(grid, trained(example, 1), num_rounds=1)
     assert grid.sent == []
 
 
@@ -154,7 +154,7 @@ def test_arrays_of_another_model_or_of_a_spoilt_one_are_refused_before_anybody_i
     ):
         grid = nodes(example.client.app)
         with pytest.raises(UnfedError, match=said):
-            Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4)).start(
+            Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4), ledger=None).start(
                 grid, ArrayRecord(arrays)
             )
         assert grid.sent == []
@@ -162,7 +162,7 @@ def test_arrays_of_another_model_or_of_a_spoilt_one_are_refused_before_anybody_i
 
 def test_without_a_perturbation_a_saved_round_is_gone_on_with(example: Any) -> None:
     grid, arrays = nodes(example.client.app), ArrayRecord(example.task.Net().state_dict())
-    Unlearn(FedAvg, None, [LEAVER]).start(grid, arrays, num_rounds=1)
+    Unlearn(FedAvg, None, [LEAVER], ledger=None).start(grid, arrays, num_rounds=1)
     sent = grid.asked(LEAVER + 1, "train")[0].content.array_records["arrays"].to_torch_state_dict()
     assert all(bool((sent[n] == t).all()) for n, t in arrays.to_torch_state_dict().items())
 
@@ -202,7 +202,7 @@ def test_a_leaver_is_found_by_its_registered_name_wherever_it_connects(example: 
 def test_an_older_flower_forgets_by_partition_and_says_that_it_knows_no_names(example: Any, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("3\n")
     grid = Nameless(nodes(example.client.app).nodes.values(), example.client.app)
-    Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "list").start(
+    Unlearn(FedAvg, None, [node_with(partition_id=0, num_partitions=4), denied(tmp_path / "list")], None, wait=0).start(
         grid, trained(example, 1), num_rounds=1
     )
     assert [len(grid.asked(node, "train", "evaluate")) for node in grid.nodes] == [0, 2, 2, 0]
@@ -255,7 +255,7 @@ def as_zip(question: Message, reply: Message) -> Message:
     ],
 )
 def test_a_spoilt_update_is_named_and_not_aggregated(tamper: Reply, reason: str, example: Any) -> None:
-    grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER])
+    grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER], ledger=None)
     grid.tamper[1002] = tamper
     result = strategy.start(grid, trained(example, 1), num_rounds=1)
     assert strategy.refusals[0].client == "1002" and reason in strategy.refusals[0].reason
@@ -267,7 +267,7 @@ def failing(question: Message, reply: Message) -> Message:
 
 
 def test_metrics_are_none_of_our_business(example: Any) -> None:
-    grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER])
+    grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER], ledger=None)
     grid.tamper[1002] = with_metrics(train_loss=float("nan"), num_examples=3)
     strategy.start(grid, trained(example, 1), num_rounds=1)
     assert strategy.refusals == []
@@ -280,7 +280,7 @@ def test_an_unlearning_in_which_nobody_ever_answers_is_an_error_not_an_empty_mod
     grid = nodes(example.client.app)
     grid.tamper = dict.fromkeys(grid.nodes, failing)
     with pytest.raises(Refused, match="None of 2 rounds had a usable update .node 100.: it failed: oh"):
-        Unlearn(FedAvg, None, [LEAVER]).start(grid, trained(example, 1), num_rounds=2)
+        Unlearn(FedAvg, None, [LEAVER], ledger=None).start(grid, trained(example, 1), num_rounds=2)
 
 
 class Moody(InProcessGrid):
@@ -300,7 +300,7 @@ class Moody(InProcessGrid):
 def test_a_round_without_replies_changes_nothing_and_the_run_goes_on(example: Any) -> None:
     grid = Moody(nodes(example.client.app).nodes.values(), example.client.app)
     grid.bad = frozenset({2})
-    strategy = Unlearn(FedAvg, negate(example.task.Net()), [LEAVER])
+    strategy = Unlearn(FedAvg, negate(example.task.Net()), [LEAVER], ledger=None)
     result = strategy.start(grid, trained(example, 1), num_rounds=3)
     sent = [m.content.array_records["arrays"].to_torch_state_dict() for m in grid.asked(1001, "train")]
     second, third = sent[1:]
@@ -309,10 +309,10 @@ def test_a_round_without_replies_changes_nothing_and_the_run_goes_on(example: An
 
 
 def test_the_last_good_arrays_are_kept_and_gone_on_from_without_negating_twice(example: Any, tmp_path: Path) -> None:
-    arrays, file = trained(example, 1), tmp_path / "kept.safetensors"
+    arrays, file = trained(example, 1), tmp_path / "ledger"
     net = example.task.Net()
     random.seed(0)
-    whole = Unlearn(FedAvg, negate(net), [LEAVER]).start(nodes(example.client.app), arrays, num_rounds=4)
+    whole = Unlearn(FedAvg, negate(net), [LEAVER], ledger=None).start(nodes(example.client.app), arrays, num_rounds=4)
 
     class Dying(InProcessGrid):
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
@@ -323,22 +323,18 @@ def test_the_last_good_arrays_are_kept_and_gone_on_from_without_negating_twice(e
     random.seed(0)
     dying = Dying(nodes(example.client.app).nodes.values(), example.client.app)
     with pytest.raises(ConnectionError):
-        Unlearn(FedAvg, negate(net), [LEAVER], keep=file).start(dying, arrays, num_rounds=4)
+        Unlearn(FedAvg, negate(net), [LEAVER], ledger=file).start(dying, arrays, num_rounds=4)
     grid = nodes(example.client.app)
-    again = Unlearn(FedAvg, negate(net), [LEAVER], keep=file)
+    again = Unlearn(FedAvg, negate(net), [LEAVER], ledger=file)
     result = again.start(grid, arrays, num_rounds=4)
     asked = grid.asked(1001, "train")
     assert [m.content.config_records["config"]["server-round"] for m in asked][-1] == 4 and len(asked) == 2
     for name, value in whole.arrays.to_torch_state_dict().items():
         torch.testing.assert_close(result.arrays.to_torch_state_dict()[name], value, rtol=1e-4, atol=1e-4)
     assert again.start(nodes(example.client.app), arrays, num_rounds=4).arrays is again.arrays  # nothing is left to do
-    with pytest.raises(UnfedError, match="kept on the way from another model"):
-        again.start(nodes(example.client.app), result.arrays, num_rounds=4)
-
-
-def test_a_folder_in_the_place_of_the_kept_arrays_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    with pytest.raises(UnfedError, match="is a folder, and no file is written in its place; name another file"):
-        Unlearn(FedAvg, None, [LEAVER], keep=tmp_path)
+    other = Unlearn(FedAvg, negate_arrays("5.weight"), [LEAVER], ledger=file)
+    with pytest.raises(UnfedError, match="Request 'client-node-1000' .* began at another model"):
+        other.start(nodes(example.client.app), result.arrays, num_rounds=4)
 
 
 def test_an_average_that_is_not_finite_is_not_kept(example: Any) -> None:
@@ -349,7 +345,7 @@ def test_an_average_that_is_not_finite_is_not_kept(example: Any) -> None:
             spoilt = {n: t * float("inf") for n, t in arrays.to_torch_state_dict().items()}
             return (ArrayRecord(spoilt) if server_round == 2 else arrays), metrics
 
-    strategy = Unlearn(Broken, None, [LEAVER])
+    strategy = Unlearn(Broken, None, [LEAVER], ledger=None)
     result = strategy.start(nodes(example.client.app), trained(example, 1), num_rounds=2)
     assert all(bool(t.isfinite().all()) for t in result.arrays.to_torch_state_dict().values())
 
@@ -364,7 +360,7 @@ TOO_FEW: dict[str, Callable[[], Strategy]] = {
 
 @pytest.mark.parametrize("which", list(TOO_FEW))
 def test_too_few_nodes_left_is_said_before_waiting_for_ever(which: str, example: Any) -> None:
-    strategy = Unlearn(TOO_FEW[which], None, [LEAVER], wait=0)
+    strategy = Unlearn(TOO_FEW[which], None, [LEAVER], wait=0, ledger=None)
     with pytest.raises(Refused, match="The strategy waits for 4 nodes, but without the leaver 3 are connected"):
         strategy.start(nodes(example.client.app), trained(example, 1), num_rounds=1)
 
@@ -378,7 +374,7 @@ def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example:
             return found
 
     grid = Shrinking(nodes(example.client.app).nodes.values(), example.client.app)
-    strategy = Unlearn(lambda: FedAvg(min_available_nodes=3), None, [LEAVER], wait=0)
+    strategy = Unlearn(lambda: FedAvg(min_available_nodes=3), None, [LEAVER], wait=0, ledger=None)
     with pytest.raises(Refused, match="waits for 3 nodes, but without the leaver 2 are connected"):
         strategy.start(grid, trained(example, 1), num_rounds=3)
     assert strategy.arrays is not None and len(grid.asked(1001, "train")) == 1
@@ -390,7 +386,7 @@ def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example:
 def test_in_a_later_run_with_other_node_ids_the_leaver_is_found_by_its_partition(example: Any) -> None:
     arrays = trained(example, 1)
     grid = nodes(example.client.app, first=77000)
-    strategy = Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4))
+    strategy = Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4), ledger=None)
     strategy.start(grid, arrays, num_rounds=2)
     assert [m.metadata.message_type for m in grid.asked(77000)] == ["query.unfed"]  # who it is, and nothing else
     assert len(grid.asked(77001, "train")) == 2
@@ -429,14 +425,14 @@ def test_an_exclusion_that_matches_nobody_is_an_error_before_the_first_message(w
     grid.names = {LEAVER: "north"}
     exclude, sentence = NOBODY[who]
     with pytest.raises(UnfedError, match=sentence):
-        Unlearn(FedAvg, None, exclude, wait=0).start(grid, trained(example, 1), num_rounds=1)
+        Unlearn(FedAvg, None, exclude, wait=0, ledger=None).start(grid, trained(example, 1), num_rounds=1)
     assert all(m.metadata.message_type == "query.unfed" for m in grid.sent)
 
 
 def test_a_leaver_that_is_gone_need_not_be_there_and_stays_out_if_it_comes_back(example: Any) -> None:
     grid = nodes(example.client.app)
     away = grid.nodes.pop(LEAVER)
-    strategy = Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), gone=True, wait=0)
+    strategy = Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), gone=True, wait=0, ledger=None)
     strategy.start(grid, trained(example, 1), num_rounds=1)
     grid.nodes[9] = away
     assert 9 not in SubsetGrid(grid, node_with(partition_id=0, num_partitions=4), gone=True).get_node_ids()
@@ -447,7 +443,7 @@ def test_a_client_app_that_cannot_say_who_it_is_is_told_how(example: Any) -> Non
     mute = ClientApp()
     mute.train()(example.client.train)
     with pytest.raises(UnfedError, match=r"4 of 4 connected nodes might be it.* make that with introduce\("):
-        Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0).start(
+        Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0, ledger=None).start(
             nodes(mute), trained(example, 1), num_rounds=1
         )
     with pytest.raises(UnfedError, match="node_with takes client, client_name, partition_id, not colour"):
@@ -488,7 +484,7 @@ def test_the_log_says_what_is_perturbed_and_how_much_of_the_model_that_is(caplog
         (["embedding"], "colour.weight and shape.weight: 16 of 16"),
     ):
         with caplog.at_level("INFO", "flwr"):
-            Unlearn(FedAvg, negate(rows, layers), node_with(partition_id=0, num_partitions=4)).start(
+            Unlearn(FedAvg, negate(rows, layers), node_with(partition_id=0, num_partitions=4), ledger=None).start(
                 foreign_grid(), arrays, num_rounds=1
             )
         assert f"unfed: the perturbation changes {said} numbers" in caplog.text
@@ -500,7 +496,7 @@ def test_a_strategy_with_its_own_start_is_refused(example: Any) -> None:
             raise AssertionError
 
     with pytest.raises(UnfedError, match="Own has a start\\(\\) of its own"):
-        Unlearn(Own, None, [LEAVER]).start(nodes(example.client.app), trained(example, 1), num_rounds=1)
+        Unlearn(Own, None, [LEAVER], ledger=None).start(nodes(example.client.app), trained(example, 1), num_rounds=1)
 
 
 def test_a_tied_weight_is_negated_under_all_its_names() -> None:
@@ -527,7 +523,7 @@ def test_the_example_forgets_in_five_lines(example: Any, tmp_path: Path) -> None
     rest = [line for line in after[1:] if line not in new and '"""' not in line]
     assert all(line in before for line in rest)
     shipped = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    config: Any = {**shipped, "rounds": 2, "model": str(tmp_path / "model.pt")}
+    config: Any = {**shipped, "rounds": 2, "model": str(tmp_path / "model.pt"), "ledger": str(tmp_path / "e")}
     example.before.app(nodes(example.client.app), Context(1, 1, {}, RecordDict(), config))
     grid = nodes(example.client.app, first=500)  # another run: Flower's simulator draws other ids
     example.after.app(grid, Context(1, 1, {}, RecordDict(), config))

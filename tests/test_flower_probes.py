@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flower_grid import foreign_grid
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
-from unfed.flower import Evidence, Probes, Unlearn, negate, node_with
+from unfed.flower import Probes, Unlearn, negate, node_with
 from unfed.measures.undo import Budget, Effort, Grid
 
 QUICK = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
@@ -93,21 +93,21 @@ def test_a_factory_of_another_model_is_refused_before_anybody_is_asked(tmp_path:
         "have no '0.weight'": {"w": torch.ones(2)},
     }
     for sentence, arrays in others.items():
-        grid, own = foreign_grid(3), Evidence(tmp_path / "e", undo=Probes(net, rows(64, 0), effort=QUICK))
+        grid, own = foreign_grid(3), Probes(net, rows(64, 0), effort=QUICK)
         with pytest.raises(UnfedError, match=sentence):
-            Unlearn(FedAvg, None, node_with(partition_id=0), evidence=own).start(
+            Unlearn(FedAvg, None, node_with(partition_id=0), tmp_path / "e", undo=own).start(
                 grid, ArrayRecord(arrays), num_rounds=1
             )
         assert grid.sent == [] and not (tmp_path / "e").exists()
 
 
-def test_what_came_back_stands_in_the_evidence_and_on_the_page(tmp_path: Path) -> None:
+def test_what_came_back_stands_in_the_ledger_and_on_the_page(tmp_path: Path) -> None:
     grid = foreign_grid(3)
     probes = Probes(net, rows(64, 0), rows(40, 1), effort=QUICK)
-    strategy = Unlearn(FedAvg, negate(net()), node_with(partition_id=0), evidence=Evidence(tmp_path / "e", undo=probes))
+    strategy = Unlearn(FedAvg, negate(net()), node_with(partition_id=0), ledger=tmp_path / "e", undo=probes)
     strategy.start(grid, ArrayRecord(trained()), num_rounds=1)
-    kept = json.loads((tmp_path / "e" / "unlearning.json").read_text())
-    assert kept["probes"]["measured"]["unlearned"]["flip"]["test"] > 80, "nobody trained: one sign brings it all back"
+    kept = json.loads((tmp_path / "e" / "undo" / "0" / "client-0" / "not.json").read_text())
+    assert kept["measured"]["unlearned"]["flip"]["test"] > 80, "nobody trained: one sign brings it all back"
     done = CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
     page = (tmp_path / "e" / "report.html").read_text()
     assert done.exit_code == 0 and "Can it be undone?" in page and "Test after flip" in page

@@ -6,7 +6,6 @@ after) and trains zero times; without leave it does neither (`test_flower_simula
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
 from flower_deployment import Deployment, asked, forgets_in_a_second_run, quickstart
+from flower_grid import ReadLedger
 from quickstarts import torch_app
 from quickstarts.shared import digits_of
-from unfed.cli.main import app as cli
+from unfed.folder import undo_results
+from unfed.requests.entry import Job
 
 pytestmark = pytest.mark.flower_processes
 
@@ -44,46 +44,47 @@ def test_the_leaver_trains_zero_times_and_measures_with_its_leave(
     received = deployment.received(0, "train")
     assert forgets_in_a_second_run(deployment, name, tmp_path) == {"evaluate": 2}
     assert deployment.received(0, "train") == received + 1  # the node's own log: once, in the first of the two runs
-    evidence = json.loads((tmp_path / "evidence" / "unlearning.json").read_text())
-    assert [len(evidence["leaver"][when]) for when in ("before", "after")] == [1, 1]
+    found = ReadLedger(tmp_path / "ledger")
+    assert [len(one["leaver"]) for one in (found.before, found.told[-1])] == [1, 1]
 
 
 def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_back(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "evidence"
+    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "ledger"
     torch.manual_seed(0)
     arrays: Any = {name: tensor.numpy() for name, tensor in torch_app.Net().state_dict().items()}
     np.savez(tmp_path / "model.npz", **arrays)
-    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "evidence": str(folder)}
+    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "ledger": str(folder)}
     out = deployment.run(app, forget=0, rounds=2, until="accuracy", probes=True, **said)
-    found = json.loads((folder / "unlearning.json").read_text())
-    rounds = len(found["rounds"])
-    told = [(line["leaver"][0]["metrics"], line["metrics"]["evaluate"]) for line in found["rounds"]]
+    found = ReadLedger(folder)
+    rounds = len(found.rounds)
+    told = [(one["leaver"]["0"], one["evaluate"]) for one in found.told]
     above = [leaver["accuracy"] > staying["accuracy"] for leaver, staying in told]
-    assert all(above[:-1]) and found["finished"] == ("all rounds, not forgotten" if above[-1] else "forgotten"), out
+    assert all(above[:-1]) and found.finished == ("all rounds, not forgotten" if above[-1] else "forgotten"), out
     # The model before, every round's, and the last one with the negation taken back; the leaver is asked no more.
     measured, counted = 1 + rounds + 1, asked(file)
     assert counted.pop("0") == {"evaluate": measured}
     assert counted == {str(k): {"train": rounds, "evaluate": measured} for k in (1, 2, 3)}
-    assert found["probes"]["measured"].keys() >= {"unlearned", "before"} and "unmeasured" not in found
-    CliRunner().invoke(cli, ["report", str(folder)])
-    page = (folder / "report.html").read_text()
-    assert "Can it be undone?" in page and f"to measure a model before or after: {measured}." in page
+    probed = undo_results.read(found.folder, Job(0, "client-0", "not"))
+    assert probed is not None and probed["measured"].keys() >= {"unlearned", "before"}
+    assert "unmeasured" not in found.told[-1]
+    page = found.page()
+    assert "Can it be undone?" in page and f"with its leave, to measure a model: {measured}." in page
 
 
 def test_a_class_leaves_and_the_nodes_themselves_say_how_many_rows_they_left_out(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "evidence"
+    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "ledger"
     arrays: Any = {name: tensor.numpy() for name, tensor in torch_app.Net().state_dict().items()}
     np.savez(tmp_path / "model.npz", **arrays)
-    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "evidence": str(folder)}
+    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "ledger": str(folder)}
     out = deployment.run(app, classes="3,5", **said)
     assert asked(file) == {str(k): {"train": 1, "evaluate": 2} for k in range(4)}, out
-    found = json.loads((folder / "unlearning.json").read_text())
-    assert (found["classes"], found["finished"]) == ([3, 5], "all rounds")
-    told = sorted(tuple(one["rows"].values()) for one in found["rounds"][0]["left_out"])
+    found = ReadLedger(folder)
+    assert (found.entry.request.classes, found.finished) == ((3, 5), "all rounds")
+    told = sorted(tuple(one["rows"].values()) for one in found.told[0]["left_out"].values())
     held = [digits_of(k)[1] for k in range(4)]
     assert told == sorted((int((y == 3).sum()), int((y == 5).sum())) for y in held)
 

@@ -20,8 +20,8 @@ from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, waiting
 from unfed.config.config import Config
 from unfed.errors import Refused
-from unfed.flower.replies import decoded
 from unfed.flower.transport import GridTransport
+from unfed.flower.wire import decoded
 from unfed.methods.finetune import FineTune
 from unfed.remote import node_data
 from unfed.remote.node_data import describe

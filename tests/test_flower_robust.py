@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 import math
 import random
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
@@ -24,30 +22,24 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 
-from flower_grid import NAMES, InProcessGrid, foreign_grid
+from flower_grid import NAMES, InProcessGrid, ReadLedger, foreign_grid
 from hostile import Attacker
-from unfed.cli.main import app as cli
 from unfed.errors import Refused, UnfedError
-from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
-from unfed.flower.wire import digest
+from unfed.flower import SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
+from unfed.flower.ledger import AppLedger
+from unfed.flower.wire import from_arrays
+from unfed.model.digest import digests, fingerprint
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})
 
 
+def model_of(arrays: ArrayRecord) -> str:
+    return fingerprint(digests(from_arrays(arrays)))
+
+
 def unlearn(strategy: Callable[[], Strategy] = FedAvg, **more: Any) -> Unlearn:
-    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=0), wait=0, **more)
-
-
-def page(folder: Path) -> str:
-    done = CliRunner().invoke(cli, ["report", str(folder)])
-    assert done.exit_code == 0, done.output
-    return (folder / "report.html").read_text()
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
-    return found
+    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=0), **{"wait": 0, "ledger": None, **more})
 
 
 # --- who leaves -------------------------------------------------------------------------------------------------------
@@ -83,7 +75,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 def test_what_is_given_in_the_place_of_another_thing_is_told_apart_before_anybody_is_asked(what: str) -> None:
     grid, (perturb, arrays, sentence) = foreign_grid(), WRONG[what]
     with pytest.raises(UnfedError, match=sentence):
-        Unlearn(FedAvg, perturb, node_with(partition_id=0), wait=0).start(grid, arrays, num_rounds=1)
+        Unlearn(FedAvg, perturb, node_with(partition_id=0), wait=0, ledger=None).start(grid, arrays, num_rounds=1)
     assert grid.sent == []
 
 
@@ -112,7 +104,7 @@ def test_a_second_node_of_the_same_name_is_out_too_and_both_are_named(
     grid.names = {LEAVER: "north", 7: "north", 1001: "south"}
     with caplog.at_level("INFO", "flwr"):
         who = registered("north") if by_name else node_with(partition_id=0)
-        Unlearn(FedAvg, None, who, wait=0).start(grid, ARRAYS, num_rounds=1)
+        Unlearn(FedAvg, None, who, wait=0, ledger=None).start(grid, ARRAYS, num_rounds=1)
     assert not grid.asked(LEAVER, "train", "evaluate") and not grid.asked(7, "train", "evaluate")
     assert "has left: 7, 1000" in caplog.text and len(grid.asked(1001, "train")) == 1
 
@@ -203,14 +195,14 @@ def test_a_reply_with_more_than_half_of_the_weight_is_named_in_log_evidence_and_
     grid = foreign_grid()
     grid.tamper[1002] = weighing(4)
     with caplog.at_level("WARNING", "flwr"):
-        unlearn(evidence=tmp_path / "half").start(grid, ARRAYS, num_rounds=1)
-    assert "heavy" not in kept(tmp_path / "half")["rounds"][0] and "of the weight" not in caplog.text, "4 of 2 + 4 + 2"
+        unlearn(ledger=tmp_path / "half").start(grid, ARRAYS, num_rounds=1)
+    assert "heavy" not in ReadLedger(tmp_path / "half").told[0] and "of the weight" not in caplog.text, "4 of 2 + 4 + 2"
     grid.tamper[1002] = weighing(6)
     with caplog.at_level("WARNING", "flwr"):
-        unlearn(evidence=tmp_path / "more").start(grid, ARRAYS, num_rounds=1)
+        unlearn(ledger=tmp_path / "more").start(grid, ARRAYS, num_rounds=1)
     said = "node 1002 in round 1: it has 60.0% of the weight of all 3 replies"
-    assert kept(tmp_path / "more")["rounds"][0]["heavy"] == [said] and f"unfed: {said}" in caplog.text
-    assert said in page(tmp_path / "more")
+    assert ReadLedger(tmp_path / "more").told[0]["heavy"] == [said] and f"unfed: {said}" in caplog.text
+    assert said in ReadLedger(tmp_path / "more").page()
 
 
 def learning(step: float = 0.1) -> ClientApp:
@@ -252,25 +244,26 @@ def test_an_update_of_an_absurd_length_is_dropped_and_named_in_log_and_evidence(
     grid, silent, strategy = (
         foreign_grid(app=learning()),
         foreign_grid(app=learning()),
-        unlearn(evidence=tmp_path / "e"),
+        unlearn(ledger=tmp_path / "e"),
     )
     grid.tamper[1003] = sending(attack, begins)
     silent.tamper[1003] = silent_from(begins)
     with caplog.at_level("WARNING", "flwr"):
         after = rounds_of(strategy, grid, 3)
-    assert after == rounds_of(unlearn(evidence=tmp_path / "silent"), silent, 3), "as if it had not answered"
+    assert after == rounds_of(unlearn(ledger=tmp_path / "silent"), silent, 3), "as if it had not answered"
     assert [(r.round, r.client) for r in strategy.refusals] == [(n, "1003") for n in range(begins, 4)]
     said = {"scale": "its update has norm 4.24e+05, where ", "3.4e38": "its update has norm 3.4e+38, where "}[attack]
-    for line in kept(tmp_path / "e")["rounds"][begins - 1 :]:
+    for line in ReadLedger(tmp_path / "e").rounds[begins - 1 :]:
         (refused,) = line["refused"]
-        assert said in refused and "is allowed (see Unlearn's refuse_above)" in refused
-        assert f"unfed: {refused}" in caplog.text and refused in html.unescape(page(tmp_path / "e"))
+        assert said in refused["reason"] and "is allowed (see Unlearn's refuse_above)" in refused["reason"]
+        assert f"unfed: node 1003 in round {refused['round']}: {refused['reason']}" in caplog.text
+        assert refused["reason"] in html.unescape(ReadLedger(tmp_path / "e").page())
 
 
 def rounds_of(strategy: Unlearn, grid: Grid, rounds: int) -> str:
     """The digest of the arrays after some rounds; Flower draws the order in which it asks, and so that of the sum."""
     random.seed(0)
-    return digest(strategy.start(grid, ARRAYS, num_rounds=rounds).arrays)
+    return model_of(strategy.start(grid, ARRAYS, num_rounds=rounds).arrays)
 
 
 def silent_from(begins: int) -> Any:
@@ -312,7 +305,7 @@ def test_a_bound_that_is_none_is_refused(wrong: Any) -> None:
 def test_honest_updates_are_averaged_to_the_same_bits_with_and_without_the_bound() -> None:
     bounded, unbounded = unlearn(), unlearn(refuse_above=0.0)
     found = [rounds_of(one, foreign_grid(app=learning()), 4) for one in (bounded, unbounded)]
-    assert found[0] == found[1] != digest(ARRAYS) and bounded.refusals == []
+    assert found[0] == found[1] != model_of(ARRAYS) and bounded.refusals == []
 
 
 def test_unlearn_around_unlearn_is_refused() -> None:
@@ -381,47 +374,44 @@ class Dying(InProcessGrid):
 def test_the_servers_own_evaluation_goes_on_counting_after_a_crash(tmp_path: Path) -> None:
     seen: list[int] = []
     for grid in (Dying(3), foreign_grid()):
-        strategy = unlearn(keep=tmp_path / "kept.safetensors", evidence=tmp_path / "e")
+        strategy = unlearn(ledger=tmp_path / "e")
         try:
             strategy.start(grid, ARRAYS, num_rounds=4, evaluate_fn=lambda round, arrays: seen.append(round))
         except ConnectionError:
             seen.append(-1)
     # First the model before, then round 0 of the first start, and what was kept of round 2 at the second.
     assert seen == [0, 0, 1, 2, -1, 2, 3, 4]
-    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3, 4]
+    assert [line["round"] for line in ReadLedger(tmp_path / "e").rounds] == [1, 2, 3, 4]
 
 
-def test_the_same_call_goes_on_after_a_crash_in_the_first_round_and_whom_it_asked_is_not_lost(tmp_path: Path) -> None:
+def test_the_same_call_goes_on_after_a_crash_in_the_first_round(tmp_path: Path) -> None:
     def start(grid: InProcessGrid) -> None:
-        unlearn(evidence=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
+        unlearn(ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
 
     with pytest.raises(ConnectionError):
         start(Dying(1))
     start(foreign_grid())
-    found = kept(tmp_path / "e")
-    assert found["finished"] == "all rounds" and len(found["rounds"]) == 1
-    assert [line["train"] for line in found["abandoned"]] == [[1001, 1002, 1003]]
-    assert "1, broken off" in page(tmp_path / "e")
-    with pytest.raises(UnfedError, match="or of one of which no arrays were kept"):
-        start(foreign_grid())  # what is finished is not written over
+    found = ReadLedger(tmp_path / "e")
+    assert found.finished == "all rounds" and len(found.rounds) == 1 and found.entry.state == "fulfilled"
 
 
-def test_evidence_that_was_cut_off_after_the_last_round_is_closed_by_the_same_call(tmp_path: Path) -> None:
-    class Cut(Evidence):
-        def end(self, how: str, after: str) -> None:
-            raise SystemExit(0)
+def test_a_ledger_that_was_cut_off_after_the_last_round_is_closed_by_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*given: Any) -> None:
+        raise SystemExit(0)
 
-    own: dict[str, Any] = {"keep": tmp_path / "kept.safetensors"}
-    with pytest.raises(SystemExit):
-        unlearn(evidence=Cut(tmp_path / "e"), **own).start(foreign_grid(allow="forget"), ARRAYS, num_rounds=1)
-    assert kept(tmp_path / "e")["finished"] is None
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(AppLedger, "end", cut)
+        unlearn(ledger=tmp_path / "e").start(foreign_grid(allow="forget"), ARRAYS, num_rounds=1)
     grid = foreign_grid(allow="forget")
-    result = unlearn(evidence=tmp_path / "e", **own).start(grid, ARRAYS, num_rounds=1)
-    assert kept(tmp_path / "e")["finished"] == "all rounds" and not grid.asked(1001, "train")
-    assert kept(tmp_path / "e")["leaver"]["after"][0]["metrics"]["acc"] == 0.5
+    result = unlearn(ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
+    found = ReadLedger(tmp_path / "e")
+    assert found.finished == "all rounds" and not grid.asked(1001, "train")
+    assert found.told[0]["leaver"]["0"]["acc"] == 0.5
     assert result.arrays.to_torch_state_dict()["w"].tolist() == [-1.0, -1.0]
     again = foreign_grid(allow="forget")
-    unlearn(evidence=tmp_path / "e", **own).start(again, ARRAYS, num_rounds=1)
+    unlearn(ledger=tmp_path / "e").start(again, ARRAYS, num_rounds=1)
     assert not again.asked(LEAVER, "train", "evaluate")  # all is done, and nobody is asked once more
 
 
@@ -437,19 +427,20 @@ def test_what_cannot_be_measured_after_the_last_round_costs_no_model(tmp_path: P
             return found
 
     grid = Leaving(foreign_grid().nodes.values(), foreign_grid().app)
-    strategy = unlearn(lambda: FedAvg(min_available_nodes=3), evidence=Evidence(tmp_path / "e", undo=True))
+    strategy = unlearn(lambda: FedAvg(min_available_nodes=3), ledger=tmp_path / "e", undo=True)
     result = strategy.start(grid, ARRAYS, num_rounds=1, timeout=None)
     assert result.arrays.to_torch_state_dict()["w"].tolist() == [-1.0, -1.0]
-    assert kept(tmp_path / "e")["finished"] == "all rounds"
-    assert "not measured: The strategy waits for 3 nodes, but without the leaver 2 are" in page(tmp_path / "e")
+    found = ReadLedger(tmp_path / "e")
+    assert found.finished == "all rounds"
+    assert "not measured: The strategy waits for 3 nodes, but without the leaver 2 are" in found.page()
 
 
 def test_a_strategy_that_asks_nobody_to_evaluate_is_the_reason_that_is_given(tmp_path: Path) -> None:
     grid = foreign_grid(allow="forget")
-    unlearn(lambda: FedAvg(fraction_evaluate=0.0), evidence=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
+    unlearn(lambda: FedAvg(fraction_evaluate=0.0), ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
     assert not grid.asked(LEAVER, "train", "evaluate")
-    shown = page(tmp_path / "e")
-    assert "not measured: the strategy asks nobody to evaluate" in shown and "gave no leave" not in shown
+    shown = ReadLedger(tmp_path / "e").page()
+    assert "not measured: the strategy asks no client to evaluate" in shown and "gave no leave" not in shown
 
 
 def test_a_leaver_that_gave_leave_is_asked_in_the_apps_own_words(tmp_path: Path) -> None:
@@ -475,6 +466,6 @@ def test_a_leaver_that_gave_leave_is_asked_in_the_apps_own_words(tmp_path: Path)
             content = RecordDict({"scale": scale, "arrays": arrays, "config": config})
             return [Message(content, node, "evaluate.quickly") for node in grid.get_node_ids()]
 
-    unlearn(Quick, evidence=tmp_path / "e").start(foreign_grid(app=app, allow="forget"), ARRAYS, num_rounds=1)
-    told = {when: found[0]["metrics"]["acc"] for when, found in kept(tmp_path / "e")["leaver"].items()}
-    assert told == {"before": 10.0, "after": -10.0}
+    unlearn(Quick, ledger=tmp_path / "e").start(foreign_grid(app=app, allow="forget"), ARRAYS, num_rounds=1)
+    found = ReadLedger(tmp_path / "e")
+    assert [one["leaver"]["0"]["acc"] for one in (found.before, found.told[0])] == [10.0, -10.0]

@@ -22,8 +22,9 @@ from flwr.clientapp import ClientApp
 from flower_grid import InProcessGrid, echoing
 from test_flower_app import Breaking, nodes, values
 from unfed.flower import SubsetGrid, introduce, introduce_mod, node_with
-from unfed.flower.sentences import asking, speak_plainly
 from unfed.flower.server import app as server_app
+from unfed.flower.server import speak_plainly
+from unfed.flower.transport import asking
 
 
 def told(caplog: pytest.LogCaptureFixture, run: Callable[[], Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -20,27 +19,21 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedXgbBagging
 
-from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
+from flower_grid import NAMES, InProcessGrid, ReadLedger, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
-from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, introduce_mod, negate_arrays, node_with, registered
+from unfed.flower import SubsetGrid, Unlearn, denied, introduce, introduce_mod, negate_arrays, node_with, registered
 from unfed.folder.deny import on_list
-from unfed.report.foreign import foreign_page
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})
 
 
 def unlearn(strategy: Callable[[], FedAvg] = FedAvg, leaves: int = 0, **more: Any) -> Unlearn:
-    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=leaves), **{"wait": 0, **more})
+    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=leaves), **{"wait": 0, "ledger": None, **more})
 
 
 def trained(grid: InProcessGrid) -> set[int]:
     return {message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"}
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
-    return found
 
 
 @pytest.fixture
@@ -123,7 +116,7 @@ def test_a_part_of_a_data_set_that_is_dealt_to_fewer_nodes_is_not_taken_for_the_
 def test_a_partition_without_the_number_of_partitions_is_refused_where_nodes_state_one() -> None:
     stating = InProcessGrid([{"partition-id": k, "num-partitions": 3} for k in range(3)], echoing())
     with pytest.raises(UnfedError, match=r"Partition 0 of how many\? The nodes state num-partitions=3; pass"):
-        Unlearn(FedAvg, None, node_with(partition_id=0), gone=True).start(stating, ARRAYS, num_rounds=1)
+        Unlearn(FedAvg, None, node_with(partition_id=0), gone=True, ledger=None).start(stating, ARRAYS, num_rounds=1)
     assert all(m.metadata.message_type == "query.unfed" for m in stating.sent)
     subset = SubsetGrid(foreign_grid(), node_with(partition_id=0), wait=0)
     assert list(subset.get_node_ids()) == [1001, 1002, 1003], "these state none"
@@ -368,7 +361,7 @@ def test_whatever_averaging_made_float64_of_comes_back_in_the_clients_own_types(
 def test_trees_cannot_be_forgotten_by_going_on_and_what_can_be_done_is_said() -> None:
     grid = foreign_grid()
     with pytest.raises(UnfedError, match="FedXgbBagging collects trees, .* would stay in the model; train a new one"):
-        Unlearn(FedXgbBagging, None, node_with(partition_id=0)).start(grid, ARRAYS, num_rounds=1)
+        Unlearn(FedXgbBagging, None, node_with(partition_id=0), ledger=None).start(grid, ARRAYS, num_rounds=1)
     assert grid.sent == []
     with pytest.raises(UnfedError, match=r"The array '0' holds torch.uint8, which are no weights"):
         negate_arrays("0")({"0": torch.zeros(3, dtype=torch.uint8)})
@@ -378,91 +371,83 @@ def test_trees_cannot_be_forgotten_by_going_on_and_what_can_be_done_is_said() ->
 
 
 def test_a_request_that_would_turn_an_earlier_one_back_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
-    first = unlearn(evidence=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1).arrays
+    first = unlearn(ledger=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1).arrays
     for leaves in (0, 1):  # whoever asks twice, and somebody else
         grid = foreign_grid()
         with pytest.raises(UnfedError, match=r"were unlearned before, says .*: changing 'w' .* brings 0 back; perturb"):
-            unlearn(leaves=leaves, deny=tmp_path / "first").start(grid, first, num_rounds=1)
+            unlearn(leaves=leaves, ledger=tmp_path / "first").start(grid, first, num_rounds=1)
         assert grid.sent == []
     grid = foreign_grid()
-    unlearn(leaves=1, deny=tmp_path / "first").start(grid, ARRAYS, num_rounds=1)  # from the model before it
+    unlearn(leaves=1, ledger=tmp_path / "first").start(grid, ARRAYS, num_rounds=1)  # from the model before it
     assert trained(grid) == {1002, 1003}
 
 
-def test_what_was_turned_by_all_earlier_requests_is_handed_on(tmp_path: Path) -> None:
-    def forget(name: str, leaves: int, arrays: ArrayRecord, deny: Path | None, perturb: Any = None) -> ArrayRecord:
+def test_what_was_turned_by_all_earlier_requests_is_known(tmp_path: Path) -> None:
+    def forget(name: str, leaves: int, arrays: ArrayRecord, perturb: Any = None) -> ArrayRecord:
         strategy = Unlearn(
             lambda: FedAvg(min_available_nodes=1, min_train_nodes=1, min_evaluate_nodes=1),
             perturb or negate_arrays(name),
             node_with(partition_id=leaves),
-            evidence=tmp_path / str(leaves),
-            deny=deny,
+            ledger=tmp_path / "e",
             wait=0,
         )
         return strategy.start(foreign_grid(), arrays, num_rounds=1).arrays
 
-    one = forget("w", 0, ArrayRecord({"w": torch.ones(2), "v": torch.ones(2)}), None)
-    two = forget("v", 1, one, tmp_path / "0")
-    assert kept(tmp_path / "1")["turned"] == ["v", "w"] and kept(tmp_path / "1")["arrays"]["changed"] == ["v"]
+    one = forget("w", 0, ArrayRecord({"w": torch.ones(2), "v": torch.ones(2)}))
+    two = forget("v", 1, one)
     with pytest.raises(UnfedError, match="changing 'w' .* brings 0 and 1 back"):
-        forget("w", 2, two, tmp_path / "1")
+        forget("w", 2, two)
     with pytest.raises(UnfedError, match="changing 'w'"):  # v is as it was there, w is not
-        forget("w", 2, one, tmp_path / "1")
-    forget("", 2, two, tmp_path / "1", lambda arrays: {name: old + 1 for name, old in arrays.items()})
-    assert kept(tmp_path / "2")["turned"] == ["v", "w"]  # noise and the like turns nothing
+        forget("w", 2, one)
+    forget("", 2, two, lambda arrays: {name: old + 1 for name, old in arrays.items()})
+    assert ReadLedger(tmp_path / "e").numbers["app"]["turns"] == []  # noise and the like turns nothing
 
 
 def test_of_arrays_that_nobody_has_seen_the_log_says_what_they_must_not_come_from(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    unlearn(evidence=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1)
+    unlearn(ledger=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1)
     trained_on = ArrayRecord({"w": torch.full((2,), 0.5)})
-    unlearn(leaves=1, deny=tmp_path / "first").start(foreign_grid(), trained_on, num_rounds=1)
+    unlearn(leaves=1, ledger=tmp_path / "first").start(foreign_grid(), trained_on, num_rounds=1)
     said = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
     assert any("if these arrays come from the unlearning in" in line and "brings 0 back" in line for line in said)
 
 
-def test_arrays_that_were_kept_while_another_left_are_not_gone_on_from(tmp_path: Path) -> None:
-    keep = tmp_path / "kept.safetensors"
-    unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=1)
-    grid = foreign_grid()
-    with pytest.raises(UnfedError, match=r"was kept while others left \(a node with partition-id=0\), and who leaves"):
-        unlearn(leaves=1, keep=keep).start(grid, ARRAYS, num_rounds=1)
-    assert trained(grid) == set()
-    unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=2)
+def test_a_request_that_was_broken_off_begins_again_where_another_left_meanwhile(tmp_path: Path) -> None:
+    def ends(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 1:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        unlearn(ledger=tmp_path / "e").start(foreign_grid(), ARRAYS, num_rounds=2, evaluate_fn=ends)
+    unlearn(leaves=1, ledger=tmp_path / "e").start(grid := foreign_grid(), ARRAYS, num_rounds=1)
+    assert trained(grid) == {1002, 1003}, "who asked first stays out too"
+    unlearn(ledger=tmp_path / "e").start(grid := foreign_grid(), ARRAYS, num_rounds=2)
+    assert trained(grid) == {1002, 1003} and len(grid.asked(1002, "train")) == 2, "round 1 had trained with who left"
+    assert ReadLedger(tmp_path / "e", "client-0").numbers["start"] == 2
 
 
-def test_arrays_that_were_kept_without_a_perturbation_are_not_taken_for_perturbed_ones(tmp_path: Path) -> None:
-    keep = tmp_path / "kept.safetensors"
-    Unlearn(FedAvg, None, node_with(partition_id=0), keep=keep).start(foreign_grid(), ARRAYS, num_rounds=1)
-    with pytest.raises(UnfedError, match="was kept by a start without a perturbation"):
-        unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=2)
+def test_a_ledger_keeps_the_deny_list_that_it_began_with(tmp_path: Path) -> None:
+    for place, names in (("one", "2\n"), ("another", "2\n"), ("longer", "2\n3\n")):
+        (tmp_path / place).write_text(names)
+    few: Any = lambda: FedAvg(min_available_nodes=1, min_train_nodes=1, min_evaluate_nodes=1)  # noqa: E731
 
+    def forget(leaves: int, place: str) -> None:
+        who = [node_with(partition_id=leaves), denied(tmp_path / place)]
+        Unlearn(few, None, who, tmp_path / "e", wait=0).start(foreign_grid(5), ARRAYS, num_rounds=1)
 
-def test_a_deny_list_that_moved_is_still_the_same_list(tmp_path: Path) -> None:
-    keep = tmp_path / "kept.safetensors"
-    for place in ("one", "another"):
-        (tmp_path / place).write_text("2\n")
-        unlearn(keep=keep, deny=tmp_path / place).start(foreign_grid(), ARRAYS, num_rounds=1)
-    (tmp_path / "another").write_text("2\n3\n")
-    with pytest.raises(UnfedError, match=r"was kept while others left"):
-        unlearn(keep=keep, deny=tmp_path / "another").start(foreign_grid(), ARRAYS, num_rounds=1)
+    forget(0, "one")
+    forget(1, "another")
+    with pytest.raises(UnfedError, match="began with another deny list"):
+        forget(4, "longer")
+    assert on_list(tmp_path / "e").clients == ("0", "1", "2")
 
 
 def test_a_start_that_was_refused_leaves_no_wrong_name_on_the_deny_list(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="reports no metric 'accuracy'"):
-        unlearn(leaves=1, evidence=Evidence(tmp_path, recover="accuracy")).start(foreign_grid(), ARRAYS, num_rounds=1)
-    unlearn(leaves=0, evidence=Evidence(tmp_path, recover="acc")).start(foreign_grid(), ARRAYS, num_rounds=1)
-    assert on_list(tmp_path).clients == ("0",)
-    assert [one["who"] for one in kept(tmp_path)["leavers"]] == ["a node with partition-id=0"]
-    assert kept(tmp_path)["recover"] == "acc"
-
-
-def test_evidence_of_another_leaver_is_not_gone_on_with(tmp_path: Path) -> None:
-    unlearn(evidence=tmp_path / "e", keep=tmp_path / "k").start(foreign_grid(), ARRAYS, num_rounds=1)
-    unlearn(leaves=1, keep=tmp_path / "k1").start(foreign_grid(), ARRAYS, num_rounds=1)
-    with pytest.raises(UnfedError, match="holds evidence of another unlearning"):
-        unlearn(leaves=1, evidence=tmp_path / "e", keep=tmp_path / "k1").start(foreign_grid(), ARRAYS, num_rounds=2)
+        unlearn(leaves=1, ledger=tmp_path / "e", recover="accuracy").start(foreign_grid(), ARRAYS, num_rounds=1)
+    unlearn(leaves=0, ledger=tmp_path / "e", recover="acc").start(foreign_grid(), ARRAYS, num_rounds=1)
+    assert on_list(tmp_path / "e").clients == ("0",)
 
 
 def test_after_a_round_that_changed_nothing_the_rounds_keep_their_numbers(tmp_path: Path) -> None:
@@ -472,18 +457,20 @@ def test_after_a_round_that_changed_nothing_the_rounds_keep_their_numbers(tmp_pa
         if message.metadata.message_type != "train":
             return reply
         times["train"] += 1
+        if times["train"] > 9:
+            raise KeyboardInterrupt
         return Message(Error(2, "a bad day"), reply_to=message) if 3 < times["train"] <= 6 else reply
 
     grid.tamper = dict.fromkeys((1001, 1002, 1003), fails_in_round_two)
-    more: dict[str, Any] = {"evidence": tmp_path / "e", "keep": tmp_path / "k"}
-    unlearn(**more).start(grid, ARRAYS, num_rounds=3)
-    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        unlearn(ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=4)
+    assert [line["round"] for line in ReadLedger(tmp_path / "e").rounds] == [1, 2, 3]
     grid = foreign_grid()
     grid.tamper[1002] = lambda ask, reply: None if ask.metadata.message_type == "train" else reply
-    unlearn(**more).start(grid, ARRAYS, num_rounds=4)
-    assert kept(tmp_path / "e")["rounds"][-1]["refused"] == ["node 1002 in round 4: it did not answer"]
-    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3, 4]
-    assert kept(tmp_path / "e").get("abandoned", []) == []
+    unlearn(ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=4)
+    lines = ReadLedger(tmp_path / "e").rounds
+    assert lines[-1]["refused"] == [{"round": 4, "client": "2", "reason": "it did not answer"}]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
 
 
 def test_a_page_says_which_rounds_changed_nothing(tmp_path: Path) -> None:
@@ -497,16 +484,16 @@ def test_a_page_says_which_rounds_changed_nothing(tmp_path: Path) -> None:
         return [message for message in grid.sent if message.metadata.message_type == "train"]
 
     grid.tamper = dict.fromkeys((1001, 1002, 1003), fails_in_round_two)
-    unlearn(evidence=tmp_path).start(grid, ARRAYS, num_rounds=2)
-    page = foreign_page(kept(tmp_path), "a page")
-    assert '<th scope="row">1</th>' in page and '<th scope="row">2, changed nothing</th>' in page
+    unlearn(ledger=tmp_path / "e").start(grid, ARRAYS, num_rounds=2)
+    page = ReadLedger(tmp_path / "e").page()
+    assert "Round 2 changed nothing." in page and "Round 1 changed nothing." not in page
 
 
-def test_evidence_that_knows_one_of_two_by_no_name_is_no_whole_deny_list(tmp_path: Path) -> None:
-    strategy = Unlearn(FedAvg, negate_arrays("w"), [node_with(partition_id=0), 1003], wait=0, evidence=tmp_path)
-    strategy.start(foreign_grid(), ARRAYS, num_rounds=1)
-    with pytest.raises(UnfedError, match=r"knows node 1003 by no name, .* write all names \(0, …\) into a file"):
-        SubsetGrid(foreign_grid(), deny=tmp_path)
+def test_a_leaver_that_goes_by_no_name_is_kept_out_by_its_id(tmp_path: Path) -> None:
+    who: Any = [node_with(partition_id=0), 1003]
+    Unlearn(FedAvg, negate_arrays("w"), who, wait=0, ledger=tmp_path / "e").start(foreign_grid(), ARRAYS, num_rounds=1)
+    assert on_list(tmp_path / "e").clients == ("0", "3", "node-1003")
+    assert list(SubsetGrid(foreign_grid(), deny=tmp_path / "e").get_node_ids()) == [1001, 1002]
 
 
 def test_a_page_says_that_others_were_asked_before_than_after(tmp_path: Path) -> None:
@@ -519,8 +506,8 @@ def test_a_page_says_that_others_were_asked_before_than_after(tmp_path: Path) ->
 
     for strategy, who in ((Sampling, "2 before and 1 after, not the same ones"), (FedAvg, ">the clients that stay<")):
         folder = tmp_path / strategy.__name__
-        unlearn(strategy, evidence=folder).start(foreign_grid(), ARRAYS, num_rounds=1)
-        assert who in foreign_page(kept(folder), "a page")
+        unlearn(strategy, ledger=folder).start(foreign_grid(), ARRAYS, num_rounds=1)
+        assert who in ReadLedger(folder).page()
 
 
 def test_a_page_says_that_nobody_was_asked_of_the_last_model(tmp_path: Path) -> None:
@@ -532,6 +519,6 @@ def test_a_page_says_that_nobody_was_asked_of_the_last_model(tmp_path: Path) -> 
 
     for app, said in ((growing(), True), (echoing(), False)):
         folder = tmp_path / str(said)
-        unlearn(Rarely, evidence=folder).start(foreign_grid(app=app), ARRAYS, num_rounds=2)
-        page = foreign_page(kept(folder), "a page")
-        assert (">the clients that stay, after round 1; nobody was asked of the last model<" in page) == said
+        unlearn(Rarely, ledger=folder).start(foreign_grid(app=app), ARRAYS, num_rounds=2)
+        page = ReadLedger(folder).page()
+        assert (">the clients that stay, after round 1; the last model was not evaluated<" in page) == said

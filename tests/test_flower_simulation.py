@@ -21,8 +21,8 @@ pytest.importorskip("ray", reason="needs unfed[simulation]")
 from flower_deployment import Deployment, Simulator, asked, forgets_in_a_second_run, quickstart
 from test_flower_app import nodes
 from unfed.cli.main import app as cli
-from unfed.flower.sentences import UNANSWERED
 from unfed.flower.server import run as serve
+from unfed.flower.transport import UNANSWERED
 from unfed.remote.messages import FORMAT
 from unfed.runs.run import Run
 

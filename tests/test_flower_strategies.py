@@ -6,7 +6,6 @@ times and to measure zero times; both are counted, and so is that everybody else
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from flwr.serverapp.strategy import (
 )
 from sklearn.datasets import load_digits
 
-from flower_grid import InProcessGrid, Separate
+from flower_grid import InProcessGrid, ReadLedger, Separate
 from quickstarts import torch_app
 from quickstarts.shared import NODES
 from quickstarts.torch_app import Net, rows, step
@@ -88,7 +87,9 @@ def test_the_leaver_is_asked_to_train_zero_times(name: str) -> None:
     before = InProcessGrid([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app)
     trained = strategy(NODES).start(before, start, num_rounds=1).arrays
     grid = later_run(app)
-    unlearn = Unlearn(lambda: strategy(STAYING), negate(Net()), node_with(partition_id=0, num_partitions=4), wait=0)
+    unlearn = Unlearn(
+        lambda: strategy(STAYING), negate(Net()), node_with(partition_id=0, num_partitions=4), wait=0, ledger=None
+    )
     found = unlearn.start(grid, trained, num_rounds=ROUNDS).arrays.to_torch_state_dict()
     assert asked(grid, LEAVER) == {"query": 1}  # who it is; not to train, not to measure
     assert {t.dtype for t in found.values()} == {torch.float32}  # FedAdam had made float64 of them
@@ -143,11 +144,11 @@ def follow(recipe: str, grid: InProcessGrid, *instead: str, **more: Any) -> dict
     return known
 
 
-def test_the_pages_recipe_for_differential_privacy_asks_the_leaver_to_train_zero_times() -> None:
+def test_the_pages_recipe_for_differential_privacy_asks_the_leaver_to_train_zero_times(tmp_path: Path) -> None:
     grid = later_run(torch_app.client_app())
-    known = follow("differential privacy", grid)
+    known = follow("differential privacy", grid, LEDGER=tmp_path / "ledger")
     assert asked(grid, LEAVER) == {"query": 1} and known["strategy"].refusals == []
-    assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}
+    assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": 1 + ROUNDS}
 
 
 def test_the_pages_recipe_for_secure_aggregation_asks_the_leaver_to_train_zero_times() -> None:
@@ -172,33 +173,33 @@ def test_the_same_recipe_serves_any_strategy_of_the_older_api() -> None:
 def test_the_pages_recipe_for_a_class_asks_everybody_and_a_second_request_keeps_it_out(tmp_path: Path) -> None:
     app = torch_app.client_app()
     context = Context(1, 1, {}, RecordDict(), {"forget-classes": "3"})
-    names: dict[str, Any] = {"FedAvg": FedAvg, "context": context, "EVIDENCE": tmp_path / "first"}
+    names: dict[str, Any] = {"FedAvg": FedAvg, "context": context, "LEDGER": tmp_path / "first"}
     grid = later_run(app)
     left = follow("a class", grid, **names)["result"].arrays
     for node in range(LEAVER, LEAVER + NODES):
         assert asked(grid, node) == {"train": ROUNDS, "evaluate": 1 + ROUNDS}, "nobody leaves, so nobody is asked who"
     rows_of_3 = int((load_digits().target == 3).sum())
-    line = json.loads((tmp_path / "first" / "unlearning.json").read_text())["rounds"][-1]
-    assert sum(one["rows"]["3"] for one in line["left_out"]) == rows_of_3
+    told = ReadLedger(tmp_path / "first").told[-1]["left_out"]
+    assert sum(one["rows"]["3"] for one in told.values()) == rows_of_3
     again, other = later_run(app), negate(Net(), layers=["second"])
     with pytest.raises(UnfedError, match="turns that back, and brings class 3 back"):
-        Unlearn(
-            FedAvg, negate(Net()), node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "first"
-        ).start(again, left)
-    second = Unlearn(FedAvg, other, node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "first")
+        Unlearn(FedAvg, negate(Net()), leaver := node_with(partition_id=0, num_partitions=4), tmp_path / "first").start(
+            again, left
+        )
+    second = Unlearn(FedAvg, other, leaver, tmp_path / "first", wait=0)
     second.start(again, left, num_rounds=1)
     assert asked(again, LEAVER) == {"query": 1} and second.refusals == []
 
 
 def test_the_pages_recipe_for_a_second_request_keeps_both_out_and_refuses_the_same_layer(tmp_path: Path) -> None:
     names = {"FedAvg": FedAvg, "negate": negate, "node_with": node_with, "Unlearn": Unlearn}
-    names |= {"FIRST": tmp_path / "first", "SECOND": tmp_path / "second"}
+    names |= {"LEDGER": tmp_path / "one"}
     grid = later_run(torch_app.client_app())
     follow("a second request", grid, **names)
     trained = {node: asked(grid, node).get("train", 0) for node in range(LEAVER, LEAVER + NODES)}
     assert trained == {LEAVER: 0, LEAVER + 1: ROUNDS, LEAVER + 2: 2 * ROUNDS, LEAVER + 3: 2 * ROUNDS}
     again = later_run(torch_app.client_app())
-    names |= {"FIRST": tmp_path / "third", "SECOND": tmp_path / "fourth"}
+    names |= {"LEDGER": tmp_path / "two"}
     with pytest.raises(UnfedError, match="turns that back, and brings 0 back"):
         follow("a second request", again, 'negate(Net(), layers=["second"])', "negate(Net())", **names)
 

@@ -88,8 +88,7 @@ def in_process() -> Iterator[Over]:
 def grid() -> Iterator[Over]:
     pytest.importorskip("flwr", reason="needs unfed[flower]")
     from flower_grid import InProcessGrid
-    from unfed.flower.speech import SPEECH
-    from unfed.flower.transport import GridTransport
+    from unfed.flower.transport import SPEECH, GridTransport
 
     nodes = InProcessGrid(NODES)
     transport, configs = GridTransport(nodes), nodes.nodes

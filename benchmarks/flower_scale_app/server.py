@@ -97,7 +97,7 @@ def main(grid: Grid, context: Context) -> None:
     arrays = ArrayRecord({name: Array(drawn.standard_normal(s).astype("float32")) for name, s in SHAPES.items()})
     makers = {
         "FedAvg": FedAvg,
-        "Unlearn": lambda: Unlearn(FedAvg, negate_arrays("conv1.weight"), node_with(partition_id=0)),
+        "Unlearn": lambda: Unlearn(FedAvg, negate_arrays("conv1.weight"), node_with(partition_id=0), ledger=None),
     }
     if said["warm"]:
         FedAvg().start(grid, arrays, num_rounds=1)  # the simulator starts its processes once, which is not counted

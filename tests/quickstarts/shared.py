@@ -47,12 +47,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from unfed.flower import (
-            Evidence,
-            Unlearn,
-            node_with,
-            of_class,
-        )  # the clients import this file for every message
+        from unfed.flower import Unlearn, node_with, of_class  # the clients import this file for every message
 
         said = context.run_config
         model, rounds, forget = Path(str(said["model"])), int(said["rounds"]), int(said["forget"])
@@ -62,9 +57,9 @@ def server_app(
         else:
             undo = probes() if said["probes"] and probes else False
             until = str(said["until"]) or None
-            evidence = Evidence(str(said["evidence"]), forgotten=until, undo=undo) if said["evidence"] else None
+            ledger = str(said["ledger"]) or None
             leaves = of_class(classes) if classes else node_with(partition_id=forget, num_partitions=NODES)
-            unlearn = Unlearn(strategy, perturb, leaves, wait=5, evidence=evidence)
+            unlearn = Unlearn(strategy, perturb, leaves, ledger, wait=5, forgotten=until, undo=undo)
             result = unlearn.start(grid, kept(model), num_rounds=rounds)
             model = model.with_suffix(".unlearned.npz")
         with open(model, "wb") as file:

@@ -16,6 +16,6 @@ def main(grid: Grid, context: Context) -> None:
     """Read the trained model, forget, and keep the new one."""
     arrays = ArrayRecord(torch.load(str(context.run_config["model"]), weights_only=True))  # new
     leaver = node_with(partition_id=int(context.run_config["forget-partition"]), num_partitions=4)  # new
-    strategy = Unlearn(FedAvg, perturb=negate(Net()), exclude=leaver)  # new
+    strategy = Unlearn(FedAvg, negate(Net()), exclude=leaver, ledger=str(context.run_config["ledger"]))  # new
     result = strategy.start(grid, arrays, num_rounds=int(context.run_config["rounds"]))
     torch.save(result.arrays.to_torch_state_dict(), str(context.run_config["model"]) + ".unlearned")  # new

@@ -43,7 +43,7 @@ def report(
     and pdf are figures, one file each.
     """
     from unfed.api import write_report
-    from unfed.folder import foreign
+    from unfed.folder import old_evidence
     from unfed.folder.handed_out import hand_out
     from unfed.report.rules import named
     from unfed.runs.run import Run
@@ -58,8 +58,8 @@ def report(
         plain_file(out)
     if rounds and kind != "csv":
         raise UnfedError("--rounds belongs to --format csv; json holds every round already.")
-    if (run / foreign.FILE).is_file():
-        _foreign(run, out, kind)
+    if (run / old_evidence.FILE).is_file():
+        _old_evidence(run, out, kind)
         return
     opened = Run.open(run)
     if kind == "html":
@@ -103,15 +103,15 @@ def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
     say(f"Figures: {len(drawn)} files in {folder}")
 
 
-def _foreign(run: Path, out: Path | None, kind: str) -> None:
+def _old_evidence(run: Path, out: Path | None, kind: str) -> None:
     from unfed import storage
-    from unfed.folder import foreign
-    from unfed.report.foreign import foreign_page
+    from unfed.folder.old_evidence import OldEvidence
+    from unfed.report.html import render
 
     if kind != "html":
-        raise UnfedError(f"{run} is evidence of a foreign app, which is shown as a page; leave --format out.")
-    kept = foreign.evidence(run)
-    storage.write_bytes(out or run / "report.html", foreign_page(kept, run.resolve().name).encode())
+        raise UnfedError(f"{run} is evidence of an earlier version, which is shown as a page; leave --format out.")
+    info, lines = OldEvidence.of(run).as_run(run.resolve().name)
+    storage.write_bytes(out or run / "report.html", render(info, lines).encode())
     say(f"Report: {out or run / 'report.html'}")
 
 

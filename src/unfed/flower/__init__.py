@@ -1,9 +1,9 @@
 """Flower: the same unlearning on real, separate machines.
 
     unfed flower init DIR; flwr run DIR        unfed's own app: train, unlearn, evaluate, resume (server.py, client.py)
-    Unlearn(factory, perturb, exclude)         forget a client in an app you already have (existing.py, leaving.py)
-    introduce(ClientApp())                     let its clients say who they are (identity.py)
-    staying_rows(message, labels)              what its clients may train on where a class leaves (rows.py)
+    Unlearn(factory, perturb, exclude, ledger) forget a client in an app you already have (unlearn.py, leaving.py)
+    introduce(ClientApp())                     let its clients say who they are (introduction.py)
+    staying_rows(message, labels)              what its clients may train on where a class leaves (introduction.py)
     GridTransport                              Flower's grid as a transport; what it carries is unfed.remote's
 
 Needs the extra `flower`.
@@ -15,27 +15,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.flower.evidence import Evidence
-    from unfed.flower.existing import Unlearn
-    from unfed.flower.identity import introduce, introduce_mod
+    from unfed.flower.introduction import introduce, introduce_mod, staying_rows
     from unfed.flower.leaving import denied, node_with, of_class, registered
     from unfed.flower.negating import negate, negate_arrays
     from unfed.flower.probes import Probes
-    from unfed.flower.rows import staying_rows
     from unfed.flower.subset import SubsetGrid
+    from unfed.flower.unlearn import Unlearn
 
 _WHERE = {
-    "evidence": ("Evidence",),
-    "existing": ("Unlearn",),
+    "unlearn": ("Unlearn",),
     "negating": ("negate", "negate_arrays"),
     "probes": ("Probes",),
-    "identity": ("introduce", "introduce_mod"),
+    "introduction": ("introduce", "introduce_mod", "staying_rows"),
     "leaving": ("denied", "node_with", "of_class", "registered"),
-    "rows": ("staying_rows",),
     "subset": ("SubsetGrid",),
 }
 __all__ = [
-    "Evidence",
     "Probes",
     "SubsetGrid",
     "Unlearn",

@@ -10,15 +10,15 @@ same, with the weight of those that stay, is not found out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from unfed.errors import Refused, listed
+from unfed.flower.introduction import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
 from unfed.flower.leaving import Leaver, class_words
-from unfed.flower.rows import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
 from unfed.remote.replies import Failure, Unreadable, attempt
 
 NOT_LEFT_OUT = 4100
@@ -116,17 +116,16 @@ class Classes:
         self.rows[reply.metadata.src_node_id], self.heard = {"rows": own, "of": rows}, True
         self.seen |= {number for number, count in zip(self.all, counts, strict=True) if count}
 
-    def of_round(self) -> list[dict[str, Any]]:
-        """What nodes said since somebody asked last, as evidence has it; of refused updates too."""
+    def of_round(self, name: Callable[[int], str]) -> dict[str, Any]:
+        """What clients said since this was last called, by their names; of refused updates too."""
         found, self.rows = self.rows, {}
-        return [{"node": node, **found[node]} for node in sorted(found)]
+        return {name(node): found[node] for node in sorted(found)}
 
     def check_seen(self, rounds: int) -> None:
         """Refuse a request whose classes nobody had a row of: a typing error would be called forgotten."""
         if missing := [number for number in self.now if number not in self.seen]:
             words = listed(map(class_words, missing))
             raise Refused(
-                f"Nobody who trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words} to leave"
-                " out; name classes by the numbers that the labels have, or pass gone=True if their rows are not there"
-                " any more."
+                f"No client that trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words} to"
+                " leave out; name classes by the numbers that the labels have, or pass gone=True if they are gone."
             )

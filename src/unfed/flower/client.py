@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from unfed.flower import wire
-from unfed.flower.speech import log
+from unfed.flower.transport import log
 from unfed.remote.client import answered
 
 app = ClientApp()

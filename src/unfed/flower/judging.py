@@ -22,8 +22,7 @@ from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
 from unfed.federation.robust import Lengths
 from unfed.flower.classes import NOT_LEFT_OUT
-from unfed.flower.replies import decoded, tensors
-from unfed.flower.wire import from_arrays
+from unfed.flower.wire import decoded, from_arrays, tensors
 from unfed.model.params import Params
 from unfed.remote.replies import TYPES, Declared, Failure, Unreadable, attempt, finite, said
 

@@ -1,35 +1,125 @@
-"""Who leaves, and how they are found among the nodes (a grid without them: subset.py).
+"""Who is who among the nodes of an app, and who of them leaves (a grid without them: subset.py).
 
     [3939…]                        node ids, as `flwr supernode ls` shows them: where SuperNodes have keys
     registered("north")            the name a key was registered under
     node_with(client="north")      what a node's config says: client, client_name, or partition_id with num_partitions;
                                    the client app must answer who it is (`introduce(app)`, one line)
-    denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of Unlearn and SubsetGrid)
+    denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of SubsetGrid)
     of_class(3)                    no node: the rows of a class, which every client is told to leave out (classes.py)
 
 Whoever is meant is looked for whenever somebody looks at the grid, so a leaver that comes back under another id stays
-out. An exclusion that matches nobody is an error before the first message: a typing error would else train everybody.
+out. An exclusion that matches no node is an error before the first message: with a typing error, all would train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import Grid
 
 from unfed.errors import UnfedError, listed, members
-from unfed.flower.connected import connected, tells_names
-from unfed.flower.roll import JUST_CONNECTED, Roll
-from unfed.flower.speech import SPEECH
+from unfed.flower.introduction import ALLOW, KEYS, PARTS
+from unfed.flower.transport import SPEECH, Introductions, refuse_nameless
 from unfed.folder.deny import on_list
-from unfed.remote.messages import NAMED_BY
-from unfed.remote.nodes import Denied
-from unfed.remote.replies import said
+from unfed.remote.messages import Reply
+from unfed.remote.nodes import Directory
+from unfed.remote.replies import Failure, said
+from unfed.remote.transport import Messenger
 
 TOLD = "every client is told to leave its rows out"
+JUST_CONNECTED = "it has only just connected"
+TIMEOUT = 300.0
+"""Seconds that the question "who are you?" may take; every node starts a process for it."""
+TRIES = 3
+"""How often a node is asked that lets the question time out."""
 Find = Callable[[Grid], Collection[int]]
+"""A function of an app's own that finds ids among the nodes that are connected."""
+
+
+class AppDirectory(Directory):
+    """The nodes of an app that is not unfed's own: they say who they are, and nothing of their rows.
+
+    A node is known by its id, its key, the name of that key, and what its config says. One that went away and is back
+    is asked again, for its config may be another.
+    """
+
+    def __init__(self, grid: Grid, timeout: float = TIMEOUT, asks: bool = True) -> None:
+        """`asks`: whether nodes are asked who they are; ids and registered names are known without."""
+        super().__init__(Messenger(Introductions(grid), timeout), speech=SPEECH)
+        self.grid, self._asks = grid, asks
+        self.said: dict[int, dict[str, str]] = {}
+        """What each node said of itself, under every id seen so far: KEYS alone."""
+        self.stated: dict[int, Mapping[str, Any]] = {}
+        """All that it said: of how many partitions it plays one, and what it allows."""
+        self._tries: dict[int, int] = {}
+
+    def see(self) -> None:
+        """See who is connected now, and ask newcomers who they are."""
+        self.look("")
+
+    def doubt(self, node: int) -> str | None:
+        """Why a node cannot be told apart from a leaver; None where it can."""
+        if node in self.failures or node in self._heard or node in self.denied.nodes:
+            return self.failures.get(node)
+        return f"it did not answer within {self.messenger.timeout:g} s" if node in self._tries else JUST_CONNECTED
+
+    def client(self, node: int) -> str:
+        """What a node is called: as its config says, else as its key is registered, else by its id."""
+        own = self.said.get(node, {})
+        return next((own[key] for key in KEYS if key in own), self.registered.get(node) or by_id(node))
+
+    def known_as(self, nodes: Iterable[int]) -> dict[str, set[str]]:
+        """Every name that the clients of these nodes go by; an id only where there is no other."""
+        found: dict[str, set[str]] = {}
+        for node in nodes:
+            names = self._own.get(node, set()) - {by_id(node)}
+            found.setdefault(self.client(node), set()).update(names or {by_id(node)})
+        return found
+
+    @property
+    def registered(self) -> Mapping[int, str]:
+        """The names that keys are registered under, of every node seen so far."""
+        transport = self.messenger.transport
+        assert isinstance(transport, Introductions)
+        return transport.registered
+
+    @property
+    def willing(self) -> Collection[int]:
+        """Who gave leave, in its own node config, to be asked what a model is worth on its rows."""
+        allowed = {node: str(words.get(ALLOW, "")).split(",") for node, words in self.stated.items()}
+        return [node for node, words in allowed.items() if "forget" in map(str.strip, words)]
+
+    def silent(self, nodes: Iterable[int]) -> None:
+        late = [*nodes]
+        self._tries |= {node: self._tries.get(node, 0) + 1 for node in late}
+        super().silent(late)
+
+    def _strange(self, node: int) -> bool:
+        return self._asks and node not in self._heard and self._tries.get(node, 0) < TRIES
+
+    def _forget_who_went(self, here: dict[int, str]) -> None:
+        for node in [node for node, since in self._since.items() if here.get(node) != since]:
+            self._tries.pop(node, None)
+        super()._forget_who_went(here)
+
+    def _goes_by(self, node: int, name: str | None, *names: str) -> bool:
+        return super()._goes_by(node, name, by_id(node), *names)
+
+    def _meet(self, node: int, found: Reply | Failure) -> None:
+        if isinstance(found, Failure):
+            self.failures[node] = found.reason
+            return
+        self.stated[node] = words = found.said
+        self.said[node] = {key: str(words[key]) for key in KEYS if key in words}
+        self._goes_by(node, self.client(node), *self.heard(node, words))
+
+
+def by_id(node: int) -> str:
+    """What a node is called that goes by no name."""
+    return f"node-{node}"
 
 
 @dataclass
@@ -37,28 +127,21 @@ class Leaver:
     """Whom an exclusion means, in words, and how they are found among the nodes that are connected."""
 
     words: str
-    find: Find
-    doubt: Callable[[int], str | None] = lambda node: None
+    find: Callable[[AppDirectory], Collection[int]]
+    doubt: Callable[[AppDirectory, int], str | None] = lambda nodes, node: None
     """Why a node cannot be told apart from who is meant; it is left out too, for it might be the one."""
-    remedy: Callable[[], str] = lambda: "check it"
+    remedy: Callable[[AppDirectory], str] = lambda nodes: "check it"
     names: Collection[str] = ()
     """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
     """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
-    willing: Callable[[], Collection[int]] = frozenset
-    """Who of them gave leave, in its own node config, to be asked what a model is worth on its rows."""
+    asks: bool = False
+    """Whether nodes are asked who they are to find it."""
+    timeout: float = TIMEOUT
     absent: str = "nobody is connected, and if it comes back it stays out"
     """What the log says where nobody is found and nobody need be."""
     classes: Collection[int] = ()
     """Classes whose rows every client leaves out; whoever is `needed` only for these is no node."""
-
-    def __call__(self, grid: Grid) -> Collection[int]:
-        return self.find(grid)
-
-    @property
-    def mark(self) -> str:
-        """What makes two exclusions the same; where a deny list lies does not matter."""
-        return self.words if self.needed else f"denied: {sorted([*self.names, *map(class_words, self.classes)])}"
 
     @property
     def is_node(self) -> bool:
@@ -79,26 +162,28 @@ def registered(*given: str | int) -> Leaver:
 
     They were if `flwr supernode register KEY FEDERATION --name NAME` was called for them.
     """
-    names, listed = tuple(map(str, given)), dict[int, str]()
+    names = tuple(map(str, given))
 
-    def found(grid: Grid) -> Collection[int]:
-        nodes = connected(grid, "exclude by node_with(partition_id=…) or by node id")
-        if nodes and not any(node.name for node in nodes):
+    def found(nodes: AppDirectory) -> Collection[int]:
+        refuse_nameless(nodes.grid, "exclude by node_with(partition_id=…) or by node id")
+        if nodes.registered and not any(nodes.registered.values()):
             raise UnfedError(
                 "No connected node has a registered name, so the leaver cannot be told apart; register the nodes' keys"
                 " with --name, or exclude by node_with(partition_id=…) or by node id."
             )
-        listed.update((node.node_id, node.name) for node in nodes)
-        return [node.node_id for node in nodes if node.name in names]
-
-    def doubt(node: int) -> str | None:
-        return None if node in listed else JUST_CONNECTED
+        return [node for node, name in nodes.registered.items() if name in names]
 
     words = " or ".join(repr(name) for name in names)
-    return Leaver(f"a node registered as {words}", found, doubt, lambda: _one_of(listed.values()), names)
+    return Leaver(
+        f"a node registered as {words}",
+        found,
+        lambda nodes, node: None if node in nodes.registered else JUST_CONNECTED,
+        lambda nodes: _one_of(nodes.registered.values()),
+        names,
+    )
 
 
-def node_with(timeout: float = 300.0, num_partitions: int | None = None, **config: str | int) -> Leaver:
+def node_with(timeout: float = TIMEOUT, num_partitions: int | None = None, **config: str | int) -> Leaver:
     """Name a node by what its config says.
 
     `node_with(client="north")`, `node_with(partition_id=0, num_partitions=4)`.
@@ -116,9 +201,9 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
         UnfedError: The keys are unknown, or there is no such partition.
     """
     wanted = {key.replace("_", "-"): str(value) for key, value in config.items()}
-    odd = next((key for key in wanted if key not in NAMED_BY), None)
+    odd = next((key for key in wanted if key not in KEYS), None)
     if odd is not None or not wanted:
-        raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in NAMED_BY)}, not {odd or 'nothing'}.")
+        raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in KEYS)}, not {odd or 'nothing'}.")
     if num_partitions is not None and "partition-id" not in wanted:
         raise UnfedError("num_partitions says of how many parts partition_id is one; name that too.")
     if num_partitions is not None and wanted["partition-id"] not in map(str, range(num_partitions)):
@@ -126,12 +211,12 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
             f"There is no partition {said(wanted['partition-id'], 20)} of {num_partitions}: they are 0 to"
             f" {num_partitions - 1}; name another."
         )
-    roll, names, kin = Roll(timeout), [*wanted.values()], set[tuple[str, str]]()
+    names, kin = [wanted[key] for key in KEYS if key in wanted], set[tuple[str, str]]()
 
-    def doubt(node: int) -> str | None:
-        own = roll.parts.get(node, "")
+    def doubt(nodes: AppDirectory, node: int) -> str | None:
+        own = nodes.stated.get(node, {}).get(PARTS, "")
         if "partition-id" not in wanted or own in ("", str(num_partitions)):
-            return roll.doubt(node)
+            return nodes.doubt(node)
         if num_partitions is None:
             return f"it states num-partitions={said(own, 20)}, and num_partitions was not given to node_with"
         return (
@@ -139,35 +224,32 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
             " so take as many nodes as there were"
         )
 
-    def found(grid: Grid) -> Collection[int]:
-        roll.look(grid)
-        stated = [roll.parts[node] for node in roll.known]
+    def found(nodes: AppDirectory) -> Collection[int]:
+        stated = [words.get(PARTS, "") for words in nodes.stated.values()]
         if num_partitions is None and "partition-id" in wanted and stated and all(stated):
             raise UnfedError(
                 f"Partition {said(wanted['partition-id'], 20)} of how many? The nodes state"
                 f" num-partitions={said(stated[0], 20)}; pass the number that the training had:"
                 " node_with(…, num_partitions=…)."
             )
-        mine = {node for node, own in roll.known.items() if wanted.items() <= own.items()}
+        mine = {node for node, own in nodes.said.items() if wanted.items() <= own.items()}
         if mine and not kin:  # what it goes by beside its name, and no other node did: it may come back by that alone
             own, others = (
-                {p for n in some for p in roll.known[n].items()} for some in (mine, roll.known.keys() - mine)
+                {p for n in some for p in nodes.said[n].items()} for some in (mine, nodes.said.keys() - mine)
             )
             kin.update(own - others)
             names.extend(value for _, value in sorted(kin) if value not in names)
-        return [node for node, own in roll.known.items() if node in mine or kin & {*own.items()}]
-
-    def willing() -> Collection[int]:
-        return [node for node in roll.willing if wanted.items() <= roll.known[node].items()]
+        return [node for node, own in nodes.said.items() if node in mine or kin & {*own.items()}]
 
     words = " and ".join(f"{key}={value}" for key, value in wanted.items())
     return Leaver(
         f"a node with {words}" + (f" of {num_partitions}" if num_partitions is not None else ""),
         found,
         doubt,
-        lambda: _one_of(" ".join(f"{key}={value}" for key, value in own.items()) for own in roll.known.values()),
+        lambda nodes: _one_of(" ".join(f"{key}={value}" for key, value in own.items()) for own in nodes.said.values()),
         names,
-        willing=willing,
+        asks=True,
+        timeout=timeout,
     )
 
 
@@ -185,7 +267,7 @@ def of_class(*given: int | str) -> Leaver:
         )
     numbers = sorted({int(part) for part in parts})
     words = listed(map(class_words, numbers), "and")
-    return Leaver(words, lambda grid: (), absent=TOLD, classes=numbers)
+    return Leaver(words, lambda nodes: (), absent=TOLD, classes=numbers)
 
 
 def _one_of(names: Iterable[str]) -> str:
@@ -194,10 +276,10 @@ def _one_of(names: Iterable[str]) -> str:
     return f"name one of {members(there)}" if there else "let the nodes connect first"
 
 
-def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
+def denied(path: str | Path, timeout: float = TIMEOUT) -> Leaver:
     """Whoever was forgotten before.
 
-    The clients on the deny list of a run or evidence folder, or in a file with one name per line. They are known by a
+    The clients on the deny list of a run folder or ledger, or in a file with one name per line. They are known by a
     registered name or by what their node config says; a node that has neither might be one of them, and is left out.
     Classes on the list are left out by every client, as those of `of_class` are.
     """
@@ -207,40 +289,41 @@ def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
             f"The deny list of {path} has {len(there.rows)} single rows, and rows that lie at nodes cannot be"
             " recognised here; write the clients that must stay out into a file, one per line, and name that."
         )
-    left, roll = Denied(there.clients, SPEECH), Roll(timeout)
-    named: set[int] = set()
+    return gone_before(there.clients, there.classes, f"the deny list {path}", timeout)
 
-    def found(grid: Grid) -> Collection[int]:
-        if not left.names:
-            return ()
-        for info in grid.get_nodes() if tells_names(grid) else ():
-            if info.name:
-                named.add(info.node_id)
-                left.refuses(info.node_id, [info.name])
-        roll.look(grid, left.nodes)
-        for node, own in roll.known.items():
-            left.refuses(node, own.values())
-        return left.nodes.keys()
 
-    def doubt(node: int) -> str | None:
-        return None if not left.names or node in named else roll.doubt(node)
+def gone_before(clients: Collection[str], classes: Collection[int], where: str, timeout: float = TIMEOUT) -> Leaver:
+    """The same of these clients and classes."""
+    names = frozenset(clients)
+    asks = any(not name.startswith(by_id(0)[:-1]) for name in names)
 
-    whoever = ", ".join([*sorted(left.names), *map(class_words, there.classes)])
-    words = f"whoever is on the deny list {path} ({whoever or 'which is empty'})"
-    absent = TOLD if there.classes and not left.names else Leaver.absent
-    return Leaver(words, found, doubt, names=left.names, needed=False, absent=absent, classes=there.classes)
+    def doubt(nodes: AppDirectory, node: int) -> str | None:
+        return nodes.doubt(node) if asks and not nodes.registered.get(node) else None
+
+    everything = ", ".join([*sorted(names), *map(class_words, classes)]) or "which is empty"
+    return Leaver(
+        f"whoever is on {where} ({everything})",
+        lambda nodes: [node for node, name in nodes.denied.nodes.items() if name in names],
+        doubt,
+        names=names,
+        needed=False,
+        asks=asks,
+        timeout=timeout,
+        absent=TOLD if classes and not names else Leaver.absent,
+        classes=classes,
+    )
 
 
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     """Each part of an exclusion by itself: each of them must match somebody."""
     if callable(exclude) and not isinstance(exclude, Leaver):
-        return (Leaver("whoever the given function finds", exclude),)
+        return (Leaver("whoever the given function finds", lambda nodes: exclude(nodes.grid)),)
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
         raise UnfedError(
             "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, a class by"
-            " of_class(…), or who left before, by deny=…."
+            " of_class(…), or who left before, by denied(…)."
         )
     return found
 
@@ -252,10 +335,15 @@ def _node(number: int) -> Leaver:
             f"exclude takes node ids as numbers, not {number!r}; a name is registered({name}) or"
             f" node_with(client={name}), a partition is node_with(partition_id=…)."
         )
-    remedy: Callable[[], str] = lambda: (  # noqa: E731
+    remedy = (
         "ids are drawn anew in every run of Flower's simulator and for every SuperNode without a key, so name it by"
         " node_with(partition_id=…)"
     )
     absent = "nobody is connected under this id; without a key it would come back under another one, and be asked"
-    found: Find = lambda grid: [n for n in grid.get_node_ids() if n == number]  # noqa: E731
-    return Leaver(f"node {number}", found, remedy=remedy, absent=absent)
+    return Leaver(
+        f"node {number}",
+        lambda nodes: [node for node in nodes.connected if node == number],
+        remedy=lambda nodes: remedy,
+        names=(by_id(number),),
+        absent=absent,
+    )

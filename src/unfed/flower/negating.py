@@ -60,7 +60,17 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
                 out[keys.get(alias, alias)] = value
         return out
 
-    return changed
+    return _not(changed)
+
+
+def method_of(perturb: Perturb | None) -> str:
+    """What a perturbation is called among unfed's methods: NoT, none at all (FT), or the app's own."""
+    return "ft" if perturb is None else str(getattr(perturb, "method", "perturb"))
+
+
+def _not(perturb: Perturb) -> Perturb:
+    perturb.method = "not"  # type: ignore[attr-defined]
+    return perturb
 
 
 def applied(perturb: Perturb, arrays: Params) -> Params:
@@ -116,4 +126,4 @@ def negate_arrays(*names: str) -> Perturb:
             raise UnfedError(f"The array {whole!r} holds {arrays[whole].dtype}, which are no weights; name another.")
         return {name: -value if name in names else value for name, value in arrays.items()}
 
-    return changed
+    return _not(changed)

@@ -1,11 +1,13 @@
 """The server app: `flwr run DIR` trains, unlearns and evaluates what can be (`unfed.remote.server`).
 
 `flwr run` starts it by `serverapp = "unfed.flower.server:app"`. What went wrong is raised, so Flower calls the run
-failed (`flwr ls`), and stands in `flower.json` in the run folder.
+failed (`flwr ls`), and stands in `flower.json` in the run folder. Flower logs with its traceback whatever a server app
+raises. Here the sentence of a refusal says what to do, so its traceback is left out; a mistake of ours keeps it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,9 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.flower.sentences import speak_plainly
-from unfed.flower.speech import SPEECH, log
-from unfed.flower.transport import GridTransport
+from unfed.flower.transport import SPEECH, GridTransport, log
 from unfed.folder.clients import flower_runs
 from unfed.remote import server
 from unfed.remote.options import Options
@@ -69,7 +69,7 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
     except BaseException as error:
         if (folder / "run.json").exists():
             mark(folder, run_id, "failed", str(error) or type(error).__name__)
-        if not isinstance(error, UnfedError):  # whose sentence Flower logs, see sentences.py
+        if not isinstance(error, UnfedError):  # whose sentence Flower logs
             log.error("unfed: the run failed: %s", error)
         raise
     mark(folder, run_id, "finished")
@@ -82,3 +82,34 @@ def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
     runs = [run for run in flower_runs(folder) if run["run"] != str(run_id)]
     found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
     storage.write_json(folder / "flower.json", {"state": state, "runs": [*runs, found]})
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def speak_plainly() -> None:
+    """Show refusals as sentences in Flower's log of this process, which runs unfed's own app."""
+    log.addFilter(one_sentence)
+
+
+def one_sentence(record: logging.LogRecord) -> bool:
+    """A filter for Flower's log: a refusal of ours goes through without its traceback."""
+    error = _refusal(record.exc_info[1] if isinstance(record.exc_info, tuple) else None)
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage()}: {error}", ()
+        record.exc_info = record.exc_text = None
+        return True
+    return record.levelno < logging.ERROR or not _only_traceback(record.getMessage())
+
+
+def _refusal(error: BaseException | None) -> UnfedError | None:
+    """The refusal that Flower logs, or that was the cause of what it logs."""
+    while error is not None and not isinstance(error, UnfedError):
+        error = error.__cause__
+    return error
+
+
+def _only_traceback(text: str) -> bool:
+    """Whether this is the traceback, as text, of a refusal whose sentence stands in another line."""
+    last = text.rstrip().rpartition("\n")[2]
+    return text.startswith("Traceback") and last.startswith(f"{UnfedError.__module__}.")

@@ -19,8 +19,7 @@ from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower.classes import Classes
-from unfed.flower.leaving import Exclude, Leaver, denied, leavers_of
-from unfed.flower.roll import JUST_CONNECTED
+from unfed.flower.leaving import JUST_CONNECTED, AppDirectory, Exclude, Leaver, denied, leavers_of
 
 log = logging.getLogger("flwr")
 
@@ -39,13 +38,16 @@ class SubsetGrid(Grid):
         gone: bool = False,
         least: int = 0,
         wait: float = 30.0,
-        deny: str | Path | None = None,
+        deny: str | Path | Leaver | None = None,
     ) -> None:
         self._grid, self._gone, self._least, self._wait = grid, gone, least, wait
-        before = () if deny is None else (denied(deny),)
+        before = () if deny is None else (deny if isinstance(deny, Leaver) else denied(deny),)
         nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude and bool(before)
         self._leavers: Sequence[Leaver] = (*(() if nobody else leavers_of(exclude)), *before)
         self.classes = Classes.of(self._leavers)
+        asks = [one.timeout for one in self._leavers if one.asks]
+        self.nodes = AppDirectory(grid, max(asks, default=0) or 1.0, bool(asks))
+        self.nodes.keep_out({name for one in self._leavers if not one.needed for name in one.names})
         self._out: set[int] = set()
         self._doubted: set[int] = set()
         self._settled, self._short_since = False, 0.0
@@ -69,17 +71,23 @@ class SubsetGrid(Grid):
         """Who is left out, each as it was named."""
         return self._leavers
 
-    def found(self) -> list[dict[str, Any]]:
-        """Who is left out, as evidence has it: each in words, with the ids of its nodes; classes stand apart."""
-        some = [one for one in self._leavers if one.is_node or not one.needed]
-        return [{"who": one.words, "nodes": sorted(one(self._grid))} for one in some]
+    def leaving(self) -> dict[str, set[str]]:
+        """Which clients leave now, and every name that each goes by."""
+        found: dict[str, set[str]] = {}
+        for one in (one for one in self._leavers if one.is_node):
+            seen = self.nodes.known_as(one.find(self.nodes))
+            named = [*one.names][:1] if one.asks else [*one.names] or [*seen] or [one.words]
+            for name in named:
+                found[name] = {*one.names, *(alias for names in seen.values() for alias in names)}
+        return found
 
     def _find(self) -> None:
         """Look for those who left among the nodes that are connected now; the log names whoever is new."""
         if not self._settled:
             self.settle()
+        self.nodes.see()
         for leaver in self._leavers:
-            self._note(leaver, set(leaver(self._grid)))
+            self._note(leaver, set(leaver.find(self.nodes)))
 
     def _note(self, leaver: Leaver, found: set[int]) -> None:
         if self._settled and leaver.needed and (late := sorted(found - self._out)):  # a deny list speaks for itself
@@ -88,7 +96,7 @@ class SubsetGrid(Grid):
 
     def _doubt(self, node: int) -> str | None:
         """Why a node might be one of those who left; the log says it once."""
-        why = next((why for leaver in self._leavers if (why := leaver.doubt(node)) is not None), None)
+        why = next((why for leaver in self._leavers if (why := leaver.doubt(self.nodes, node)) is not None), None)
         if why not in (None, JUST_CONNECTED) and node not in self._out | self._doubted:
             self._doubted.add(node)
             log.warning("unfed: node %s is left out, for it might be the leaver: %s", node, why)
@@ -102,18 +110,19 @@ class SubsetGrid(Grid):
         """See who is meant, before anything is sent to anybody."""
         until = time.monotonic() + self._wait
         while True:
-            found = {leaver.words: sorted(leaver(self._grid)) for leaver in self._leavers}
+            self.nodes.see()
+            found = {leaver.words: sorted(leaver.find(self.nodes)) for leaver in self._leavers}
             missing = next((one for one in self._leavers if one.is_node and not found[one.words]), None)
             if self._gone or missing is None:
                 break
-            if any(missing.doubt(node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
+            if any(missing.doubt(self.nodes, node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
                 continue  # asking the others may have taken longer than we would wait
             if time.monotonic() >= until:
                 raise UnfedError(self._nobody(missing))
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
         connected = list(self._grid.get_node_ids())
-        if connected and all(any(one.doubt(node) for one in self._leavers) for node in connected):
-            raise UnfedError(self._nobody(next(one for one in self._leavers if one.doubt(connected[0]))))
+        if connected and all(any(one.doubt(self.nodes, node) for one in self._leavers) for node in connected):
+            raise UnfedError(self._nobody(next(one for one in self._leavers if one.doubt(self.nodes, connected[0]))))
         for one in self._leavers:
             log.info("unfed: %s has left: %s", one.words, ", ".join(map(str, found[one.words])) or one.absent)
             self._note(one, set(found[one.words]))
@@ -123,7 +132,10 @@ class SubsetGrid(Grid):
 
     def _nobody(self, leaver: Leaver) -> str:
         connected = list(self._grid.get_node_ids())
-        count, doubts = len(connected), [why for node in connected if (why := leaver.doubt(node)) is not None]
+        count, doubts = (
+            len(connected),
+            [why for node in connected if (why := leaver.doubt(self.nodes, node)) is not None],
+        )
         who = leaver.words[0].upper() + leaver.words[1:]
         if doubts:
             return (
@@ -132,7 +144,7 @@ class SubsetGrid(Grid):
             )
         return (
             f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
-            f" {leaver.remedy()}, or pass gone=True if the leaver is not there any more."
+            f" {leaver.remedy(self.nodes)}, or pass gone=True if the leaver is not there any more."
         )
 
     def set_run(self, run: Any) -> None:

@@ -1,19 +1,58 @@
-"""Flower's grid as a transport: who is connected, and one round trip of messages."""
+"""Flower's grid as a transport: who is connected, and one round trip of messages.
+
+GridTransport      of unfed's own app: questions as Flower's messages
+Introductions      of any other app: the one question who a node is, which `introduce` in the client app answers
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from unfed.flower.connected import connected
+from unfed.errors import UnfedError
+from unfed.flower.introduction import ALLOW, ANSWER, KEYS, PARTS, QUESTION
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
 from unfed.remote.messages import Ask, Reply
-from unfed.remote.replies import Failure, attempt, said
-from unfed.remote.transport import Connected, Replies
+from unfed.remote.replies import Failure, Unreadable, attempt, said
+from unfed.remote.transport import Connected, Replies, Speech
+
+log = logging.getLogger("flwr")
+"""What is logged here is what `flwr log` and `flwr run --stream` show, and a node's own record of what it was asked."""
+
+SPEECH = Speech(
+    engine="flower",
+    nodes="SuperNodes",
+    naming="its own client=… in --node-config",
+    or_else=", or register their keys with --name",
+    expel="take its key out for good with `flwr supernode unregister {node} FEDERATION`",
+    log=log,
+)
+
+NAMED_SINCE = "1.38"
+"""The first version of Flower whose servers are told what nodes are registered as."""
+UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message type: query.unfed")
+"""How Flower's client apps, of functions and of a client function, say that they cannot answer who they are."""
+
+
+def tells_names(grid: Grid) -> bool:
+    """Whether a server is told what its nodes are registered as."""
+    return hasattr(grid, "get_nodes")
+
+
+def refuse_nameless(grid: Grid, instead: str) -> None:
+    """Refuse to look for registered names where the installed Flower does not tell them."""
+    if not tells_names(grid):
+        raise UnfedError(
+            "This version of Flower does not tell a server what its nodes are registered as; install"
+            f" flwr>={NAMED_SINCE}, or {instead}."
+        )
 
 
 class GridTransport:
@@ -23,11 +62,8 @@ class GridTransport:
         self._grid = grid
 
     def nodes(self) -> Sequence[Connected]:
-        infos = connected(self._grid, "take Unlearn into an app of your own")
-        return [
-            Connected(info.node_id, info.name, info.online_until, info.last_activated_at, _key(info.public_key))
-            for info in infos
-        ]
+        refuse_nameless(self._grid, "take Unlearn into an app of your own")
+        return list(map(_connected, self._grid.get_nodes()))
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
         shared: dict[int, ArrayRecord] = {}
@@ -47,8 +83,69 @@ class GridTransport:
         return Replies(found, sum(map(_packed_bytes, crossed)))
 
 
-def _key(public: bytes) -> str:
-    return f"key:{hashlib.sha256(public).hexdigest()[:32]}" if public else ""
+class Introductions:
+    """Asks the nodes of an app that is not unfed's own who they are; nothing else can be asked by it."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.registered: dict[int, str] = {}
+        """The name of each node's key, of every node that was ever listed."""
+
+    def nodes(self) -> Sequence[Connected]:
+        named = tells_names(self.grid)
+        found = [*map(_connected, self.grid.get_nodes())] if named else [*map(Connected, self.grid.get_node_ids())]
+        self.registered |= {node.id: node.name for node in found}
+        return found
+
+    def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
+        messages = [Message(RecordDict({"who": ConfigRecord({"asked": 1})}), n, QUESTION, ttl=timeout) for n in asks]
+        with asking():
+            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        heard = {reply.metadata.src_node_id: reply for reply in replies}
+        return Replies({n: attempt(partial(_introduced, heard[n], ask)) for n, ask in asks.items() if n in heard})
+
+
+def _introduced(reply: Message, ask: Ask) -> Reply:
+    """What a node says of itself, as unfed's own clients would say it."""
+    if reply.has_error():
+        raise Unreadable(_unanswered(reply))
+    record = reply.content.config_records[ANSWER]
+    own = {key: str(record[key]) for key in (*KEYS, PARTS, ALLOW) if key in record}
+    name = next((own[key] for key in KEYS if key in own), None)
+    if name is None:
+        raise Unreadable("its node config does not say who it is; give every node its partition-id or client")
+    return Reply({**own, "name": name, "digest": ask.digest})
+
+
+def _unanswered(reply: Message) -> str:
+    """Why a client app could not say who its node is, and what helps."""
+    reason = reply.error.reason or ""
+    if any(words in reason for words in UNANSWERED):
+        return "its client app does not answer who it is; make that with introduce(ClientApp())"
+    last = reason.strip().splitlines()[-1] if reason.strip() else f"error {reply.error.code}"
+    return f"its client app failed when it was asked who it is ({said(last, 200)})"
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Hide the errors of client apps that cannot say who they are, as long as they are asked.
+
+    In Flower's simulator clients' errors stand in the server's log. The server says it in a sentence of its own.
+    """
+    log.addFilter(_answerable)
+    try:
+        yield
+    finally:
+        log.removeFilter(_answerable)
+
+
+def _answerable(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or not any(words in record.getMessage() for words in UNANSWERED)
+
+
+def _connected(info: NodeInfo) -> Connected:
+    key = f"key:{hashlib.sha256(info.public_key).hexdigest()[:32]}" if info.public_key else ""
+    return Connected(info.node_id, info.name, info.online_until, info.last_activated_at, key)
 
 
 def _packed_bytes(records: RecordDict) -> int:

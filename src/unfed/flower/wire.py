@@ -1,4 +1,6 @@
-"""Questions and answers as Flower's records.
+"""Questions and answers as Flower's records, and arrays out of them.
+
+Arrays are read in numpy's format, never as a pickle or an archive.
 
 ask      ConfigRecord "ask"       its words         ArrayRecords   its groups of tensors
 answer   ConfigRecord "answer"    its words         ArrayRecords   its groups of tensors
@@ -7,18 +9,22 @@ answer   ConfigRecord "answer"    its words         ArrayRecords   its groups of
 
 from __future__ import annotations
 
-import hashlib
+import io
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from torch import Tensor
 
 from unfed.errors import UnfedError
-from unfed.flower.replies import packed
 from unfed.model.params import Params
+from unfed.remote import replies as neutral
 from unfed.remote.messages import CENSUS, MEASURE, SCORES, TRAIN, Ask, Numbers, Reply
-from unfed.remote.replies import unpacked
+from unfed.remote.replies import TYPES, Declared, Packed, Unreadable, said, unknown_type, unpacked, wrong_size
 
 MESSAGE_TYPES = {TRAIN: "train", MEASURE: "evaluate", SCORES: "evaluate", CENSUS: "query"}
 """Which of Flower's kinds of message carries which kind of ask."""
@@ -86,14 +92,6 @@ def whole(arrays: ArrayRecord) -> ArrayRecord:
     return arrays
 
 
-def digest(arrays: ArrayRecord) -> str:
-    """SHA-256 of the arrays with their names, types and shapes, in their order."""
-    found = hashlib.sha256()
-    for name, array in arrays.items():
-        found.update(f"{name}:{array.dtype}:{tuple(array.shape)};".encode() + array.data)
-    return found.hexdigest()
-
-
 def differing(arrays: ArrayRecord, others: ArrayRecord) -> list[str]:
     """The names under which others hold other numbers."""
     ours, theirs = from_arrays(arrays), from_arrays(others)
@@ -105,3 +103,52 @@ def serialised_bytes_of(records: RecordDict) -> int:
     words = [*records.metric_records.values(), *records.config_records.values()]
     arrays = sum(record.count_bytes() for record in records.array_records.values())
     return arrays + sum(len(record.deflate()) for record in words)
+
+
+# --- arrays as they came ----------------------------------------------------------------------------------------------
+
+_HEADER = 4096
+
+
+def packed(record: ArrayRecord) -> dict[str, Packed]:
+    """The arrays of a record, none of them read yet."""
+    return {name: _packed(array) for name, array in record.items()}
+
+
+def tensors(record: ArrayRecord, known: Mapping[str, Declared], what: str = "update") -> dict[str, Tensor]:
+    """The tensors of a record that must hold exactly these, in their order."""
+    return neutral.tensors(packed(record), known, what)
+
+
+def decoded(name: str, array: Array) -> Tensor:
+    """One tensor, of the shape and type that its record states."""
+    return _packed(array).read(name)
+
+
+def _packed(array: Array) -> Packed:
+    read = _numpy if array.stype == "numpy.ndarray" else _foreign
+    return Packed(array.dtype, tuple(array.shape), array.data, read)
+
+
+def _foreign(name: str, array: Packed) -> Tensor:
+    raise unknown_type(name, array)
+
+
+def _numpy(name: str, array: Packed) -> Tensor:
+    """An array in numpy's format; it never takes more memory than the bytes that came."""
+    if array.dtype not in TYPES:
+        raise unknown_type(name, array)
+    size, data = array.size, array.data
+    if size is None or not size <= len(data) <= size + _HEADER:
+        raise wrong_size(name, array)
+    stream = io.BytesIO(data)
+    try:
+        version = npy.read_magic(stream)
+        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        inside, fortran, stored = header(stream, max_header_size=_HEADER)
+    except Exception as error:
+        raise Unreadable(f"its {name!r} cannot be read ({said(error, 80)})") from error
+    if inside != array.shape or stored != np.dtype(array.dtype) or len(data) - stream.tell() != size:
+        raise Unreadable(f"its {name!r} holds another array than it declares")
+    values = np.frombuffer(data, stored, offset=stream.tell()).reshape(array.shape, order="F" if fortran else "C")
+    return torch.from_numpy(values.copy(order="C"))

@@ -61,6 +61,8 @@ def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
     """What goes on with a run whose rows somebody else keeps, after 'go on with '."""
     if description.get("call"):
         return "the same call of unfed.unlearn, with checkpoint= this folder"
+    if description.get("app"):
+        return "the same start of the app's Unlearn, with ledger= this folder"
     if description["engine"] == "flower":
         return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
     return f'the server that reaches them and the run config resume-from="{folder}"'

@@ -26,7 +26,7 @@ from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.folder.clients import client_list, elsewhere, names_of
 from unfed.folder.folder import KEY, RunFolder
-from unfed.folder.foreign import FILE, evidence
+from unfed.folder.old_evidence import FILE, OldEvidence
 
 Scoped = Callable[[Sequence[Request]], Mapping[str, ClientData]]
 """Requests -> every client with the rows that they name marked."""
@@ -43,8 +43,7 @@ def imported(config: Config) -> Config:
     found: dict[str, Any]
     if not own.run.exists():
         raise UnfedError(
-            f"There is no deny list at {own.run}; name a run folder, an evidence folder, or a file with one client per"
-            " line."
+            f"There is no deny list at {own.run}; name a run folder, a ledger, or a file with one client per line."
         )
     if own.run.is_file():
         found = {"clients": _names(own.run)}
@@ -56,14 +55,13 @@ def imported(config: Config) -> Config:
 
 
 def _of_evidence(folder: Path) -> dict[str, Any]:
-    """Whom an unlearning in a foreign Flower app took out, or which classes, and what had left before it."""
-    kept = evidence(folder)
-    names = tuple(str(name) for name in kept["forgotten"])
-    classes = tuple(sorted({*kept.get("classes", ()), *kept.get("classes_before", ())}))
+    """Whom an unlearning that was written before there were ledgers took out, or which classes."""
+    kept = OldEvidence.of(folder)
+    names, classes = tuple(kept.forgotten), tuple(sorted({*kept.classes, *kept.classes_before}))
     if not names and not classes:
         raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
-    if unnamed := kept.get("unnamed"):
-        ids = " and ".join(map(str, unnamed))
+    if kept.unnamed:
+        ids = " and ".join(kept.unnamed)
         raise UnfedError(
             f"{folder} knows {ids} by no name, so the others alone would stay out; write"
             f" all names ({', '.join([*names, '…'])}) into a file, and name that."

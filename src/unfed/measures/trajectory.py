@@ -35,6 +35,30 @@ class Watched(TypedDict):
     checks: dict[str, Any]
 
 
+class OfApp(TypedDict, total=False):
+    """What a Flower app that is not unfed's own says of a round's model, under its own names."""
+
+    fingerprint: str
+    """Of the model after the round."""
+    train: dict[str, Any]
+    evaluate: dict[str, Any]
+    """What those who stay say, as the app's strategy sums it up."""
+    evaluated: list[str]
+    """Who of them was asked."""
+    server: dict[str, Any]
+    """What the server's own evaluation says."""
+    leaver: dict[str, Any]
+    """What each who left says, with its leave; or why it says nothing."""
+    left_out: dict[str, Any]
+    """How many rows of each class that left each client left out, and of how many."""
+    heavy: list[str]
+    """Replies with more than half of the weight of all."""
+    turned_back: dict[str, Any]
+    """The same of the last model with the perturbation taken back (evaluate, server, leaver), or the reason why not."""
+    unmeasured: dict[str, str]
+    """What could not be measured of the last model, and why."""
+
+
 class Notes(TypedDict, total=False):
     """What stands in a line only where there is something to say."""
 
@@ -51,6 +75,8 @@ class Notes(TypedDict, total=False):
     """From 2 on where a job was begun anew at another model in force."""
     keep_model: str
     """Which epoch's model counts, where it is not the last."""
+    app: OfApp
+    """What an app that is not unfed's own measured."""
     watched: Watched
     """How far the request is forgotten, on the half of its rows that the rule that stops looks at."""
 
@@ -147,6 +173,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "keep_model": ("a text", lambda value: _text(value)),
     "watched": ("a table with verdict, said and checks", lambda value: _seen(value)),
+    "app": ("a table of what an app measured", lambda value: _of_app(value)),
     "undoes": ("a list of tensors", lambda value: _names(value)),
 }
 
@@ -193,6 +220,32 @@ def _table(value: object, fits: Any, whole_keys: bool = False) -> bool:
 
 def _seen(value: object) -> bool:
     return isinstance(value, dict) and _text(value.get("verdict")) and isinstance(value.get("checks"), dict)
+
+
+def _of_app(value: object) -> bool:
+    """Whether metrics are numbers, words or lists of these, by name, and reasons are texts."""
+    rows = {"rows": lambda own: _table(own, _whole), "of": _whole}
+    fits: dict[str, Any] = {
+        **dict.fromkeys(("train", "evaluate", "server"), _metrics),
+        **dict.fromkeys(("evaluated", "heavy"), _names),
+        "fingerprint": _text,
+        "leaver": lambda own: _table(own, lambda one: _text(one) or _metrics(one)),
+        "left_out": lambda own: _table(own, lambda one: isinstance(one, dict) and _fields(one, rows) and len(one) == 2),
+        "turned_back": lambda own: isinstance(own, dict) and _fields(own, {**fits, "reason": _text}),
+        "unmeasured": lambda own: _table(own, _text),
+    }
+    return isinstance(value, dict) and _fields(value, fits)
+
+
+def _fields(value: dict[str, Any], fits: Mapping[str, Any]) -> bool:
+    return all(name not in value or fit(value[name]) for name, fit in fits.items())
+
+
+def _metrics(value: object) -> bool:
+    def plain(one: object) -> bool:
+        return _number(one) or _text(one)
+
+    return _table(value, lambda one: plain(one) or (isinstance(one, list) and all(map(plain, one))))
 
 
 def _refusals(value: object) -> bool:

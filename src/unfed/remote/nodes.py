@@ -203,6 +203,7 @@ class Directory:
             self._names.pop(node, None)
             self._own.pop(node, None)
             self._heard.discard(node)
+            self.failures.pop(node, None)
         self._since = here
 
     def silent(self, nodes: Iterable[int]) -> None:
@@ -257,6 +258,11 @@ class Directory:
         """Note, for the log too, that a node takes no part: a run may go on without it."""
         self.failures[node] = reason
         self.speech.log.warning("unfed: node %s takes no part: %s", node, reason)
+
+    @property
+    def connected(self) -> tuple[int, ...]:
+        """The nodes that are connected, by id; a node that is connected and silent too."""
+        return tuple(self._since)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -25,7 +25,17 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, how_sure, ranking, tables, tooltips, undo_section, wording
+from unfed.report import (
+    app_section,
+    drawing,
+    figures,
+    how_sure,
+    ranking,
+    tables,
+    tooltips,
+    undo_section,
+    wording,
+)
 from unfed.report.caveats import caveats
 from unfed.report.officer import officer_view, refusals
 from unfed.report.opening import opening
@@ -174,6 +184,7 @@ def request_view(
         "sentence": opening(run, request, on_disk),
         "bars": bars(request, on_disk, numbers),
         "bars_title": "the model in force" if request.get("left_by") else beside,
+        "app": app_section.view(run, request, methods),
         "officer": officer_view(run, request, on_disk, methods, words),
         "tables": {name: table_view(found, words=words) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
@@ -352,6 +363,8 @@ def shown_config(run: Mapping[str, Any]) -> dict[str, Any]:
 
     Of a list of samples it says where it was read and its SHA-256, not the names in it.
     """
+    if run.get("app"):
+        return dict(run["app"])
     config = dict(run.get("config") or {})
     asked = config.get("request")
     if isinstance(asked, list | tuple):

@@ -130,6 +130,8 @@ class Record:
         again = f"`{self.command('forget', '--id', name, '--method', 'retrain', '--until', rounds)}`"
         if elsewhere(self.description):
             again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
+        if self.description.get("app"):
+            return f"{self.going_on}, tries it again; `{self.command('withdraw', name)}` lets it go"
         accept = ""
         if entry.gate is not None and not elsewhere(self.description):
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed.errors import Halted, UnfedError, listed, typed
-from unfed.folder import foreign
+from unfed.errors import Halted, UnfedError, typed
+from unfed.folder import old_evidence
 from unfed.requests.entry import Entry, now
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
@@ -124,7 +124,7 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
 
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows; where something does not hold, the sentence that says so."""
-    _refuse_foreign(bundle if bundle.is_dir() else bundle.parent if bundle.name == foreign.FILE else None)
+    _refuse_unsigned(bundle if bundle.is_dir() else bundle.parent if bundle.name == old_evidence.FILE else None)
     kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
     return verified(read_file(bundle, "bundle", verifier.LARGEST), keys, str(bundle), kept, model)
 
@@ -139,13 +139,10 @@ def verified(
         raise UnfedError(f"{what} is not verified: {error}") from error
 
 
-def _refuse_foreign(folder: Path | None) -> None:
-    """Say of what a Flower app of one's own wrote down that nobody signed it, and what it is about."""
-    if folder is None or not (folder / foreign.FILE).is_file():
-        return
-    kept = foreign.evidence(folder)
-    left = [f"client {name}" for name in kept["forgotten"]] + [f"class {number}" for number in kept.get("classes", ())]
-    raise UnfedError(
-        f"{folder} is what a Flower app wrote down of taking {listed(left, 'and') or 'a node'} out; nobody signed it,"
-        f" so there is nothing to verify, and `{typed('report', folder)}` shows it."
-    )
+def _refuse_unsigned(folder: Path | None) -> None:
+    """Say of what an app wrote down before there were ledgers that it is not signed."""
+    if folder is not None and (folder / old_evidence.FILE).is_file():
+        raise UnfedError(
+            f"{folder} is what a Flower app wrote down, without a signature, so there is nothing to verify;"
+            f" `{typed('report', folder)}` shows it."
+        )

@@ -1,0 +1,111 @@
+"""What a client app needs of unfed: to say who its node is, and to leave the rows of a class out.
+
+    app = introduce(ClientApp())                                after it is made, of functions or of a client function
+    app = ClientApp(client_fn, mods=[introduce_mod, …])         the same as the first of its mods
+    stays = staying_rows(message, y)                            the app trains on x[stays], y[stays]
+
+Flower draws node ids anew for every run of its simulator, and for a SuperNode without a key whenever it connects. What
+stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
+`partition-id`. Asked by the server, the node answers with these, with `num-partitions`, and with what its config allows
+(`allow="forget"`: to be asked, after it has left, what a model is worth on its rows), and nothing else; no model is
+involved.
+
+Rows of a class that leaves are left out where they lie. The server names the class in the config of every message
+(`unfed-forget-classes`), `staying_rows` counts what it leaves out, and `introduce` puts the counts into the reply. A
+reply to train without them is refused by name (classes.py).
+
+A client imports this for every message, so there is no PyTorch in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from unfed.errors import UnfedError
+
+KEYS = ("client", "client-name", "partition-id")
+"""What names a node in its config: `NAMED_BY` of remote/messages.py, which imports PyTorch."""
+QUESTION = "query.unfed"
+ANSWER = "who"
+ALLOW = "allow"
+PARTS = "num-partitions"
+ASKED = "unfed-forget-classes"
+"""In the config of a message: the classes whose rows are not to be trained on."""
+LEFT_OUT, ALL_ROWS = "unfed-left-out", "unfed-rows"
+"""Beside it, once labels were looked at: how many rows of each of these classes there were, and how many in all."""
+NOTE = "unfed.rows"
+"""The record of a reply that says the same to the server."""
+
+
+class _Introduced(ClientApp):
+    """A client app that answers one question itself."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return introduce_mod(message, context, super().__call__)
+
+
+def introduce(app: ClientApp) -> ClientApp:
+    """The same app, which now answers when a server asks who its node is.
+
+    It answers before the app's own mods and lifespan see the question: they are written for messages with a model.
+    """
+    if not issubclass(type(app), _Introduced):
+        app.__class__ = type("Introduced", (_Introduced, type(app)), {})
+    return app
+
+
+def introduce_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """The same as a mod, which answers this one question itself; mods before it see the question too."""
+    if message.metadata.message_type == QUESTION:
+        return _answered(message, context)
+    return noted(message, call_next(message, context))
+
+
+def _answered(message: Message, context: Context) -> Message:
+    own = {key: str(context.node_config[key]) for key in (*KEYS, PARTS, ALLOW) if key in context.node_config}
+    return Message(RecordDict({ANSWER: ConfigRecord(dict(own))}), reply_to=message)
+
+
+def staying_rows(message: Message, labels: Iterable[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows may be trained on: `x[stays]`, with False for every row of a class that leaves.
+
+    `labels`: one class number for each row, as a tensor, an array or a list. Where no class leaves, all rows stay.
+    """
+    own = np.asarray(labels)
+    if own.ndim != 1 or (own.size and (own.dtype.kind not in "biuf" or bool((own != np.floor(own)).any()))):
+        raise UnfedError(
+            f"staying_rows takes the class number of every row, one after another, not {own.dtype} of the shape"
+            f" {own.shape}; give it the labels as whole numbers."
+        )
+    config = _config(message)
+    if config is None:
+        return np.ones(len(own), dtype=bool)
+    gone: list[int] = list(config[ASKED])  # type: ignore[arg-type]
+    found = [int((own == number).sum()) for number in gone]
+    before: list[int] = list(config.get(LEFT_OUT, [0] * len(gone)))  # type: ignore[arg-type]
+    config[LEFT_OUT] = [was + now for was, now in zip(before, found, strict=True)]
+    config[ALL_ROWS] = int(config.get(ALL_ROWS, 0)) + len(own)  # type: ignore[arg-type]
+    return ~np.isin(own, gone)
+
+
+def noted(message: Message, reply: Message) -> Message:
+    """A reply to train, with what was left out of the rows; without it where nobody looked at labels."""
+    config = _config(message) if is_training(message) else None
+    if config is not None and LEFT_OUT in config and reply.has_content():
+        reply.content[NOTE] = ConfigRecord({key: config[key] for key in (ASKED, LEFT_OUT, ALL_ROWS)})
+    return reply
+
+
+def is_training(message: Message) -> bool:
+    """Whether a message, or the reply to it, is about training: Flower's `train`, or an app's `train.…`."""
+    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+
+
+def _config(message: Message) -> ConfigRecord | None:
+    """The config of a message that names classes, if one does."""
+    return next((config for config in message.content.config_records.values() if ASKED in config), None)

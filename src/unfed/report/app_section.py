@@ -1,0 +1,130 @@
+"""What a Flower app that is not unfed's own says of the models: its own metrics, under its own names.
+
+    lines[*]["app"]     per round what those who stay, the server and, with its leave, the leaver say
+
+The rest of the page is that of any run. What such an app cannot give says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from unfed.measures.trajectory import Line, OfApp
+from unfed.report.figures import BySeed
+from unfed.values import not_measured
+
+LEAVER = "client {}, which left, with its leave"
+TURNED = ", of the model with the perturbation taken back"
+
+
+def view(run: Mapping[str, Any], request: Mapping[str, Any], methods: Mapping[str, BySeed]) -> dict[str, Any] | None:
+    """The app's metrics before and after, and what clients say of rows; None for unfed's own runs."""
+    if not run.get("app"):
+        return None
+    lines = [line for name, by_seed in methods.items() if name != "before" for one in by_seed.values() for line in one]
+    was = [line.get("app", OfApp()) for own in methods.get("before", {}).values() for line in own]
+    before = was[-1] if was else OfApp()
+    told = [line.get("app", OfApp()) for line in lines]
+    after = told[-1] if told else OfApp()
+    return {
+        "strategy": str(run["app"].get("strategy", "")),
+        "metrics": _metrics(before, lines),
+        "classes": [*_classes(request, told)],
+        "asked": _asked(before, told),
+        "left_out": [
+            (line["round"], client, sum(own["rows"].values()), own["of"])
+            for line in lines
+            for client, own in line.get("app", {}).get("left_out", {}).items()
+        ],
+        "notes": [
+            *(f"Round {new['round']} changed nothing." for old, new in pairwise(lines) if _model(old) == _model(new)),
+            *(sentence for one in told for sentence in one.get("heavy", ())),
+        ],
+        "missing": _missing(request, before, after),
+    }
+
+
+def _missing(request: Mapping[str, Any], before: OfApp, after: OfApp) -> dict[str, str]:
+    """What is not known of the model after, and why."""
+    found = {}
+    answers = [*before.get("leaver", {}).values(), *after.get("leaver", {}).values()]
+    if not any(isinstance(one, Mapping) for one in answers):
+        why = "the leaver gave no leave to be asked, so its rows are not scored"
+        if request.get("classes"):
+            why = "no client is asked to score the rows that it left out; a metric of the app's own would stand here"
+        found["Forget accuracy"] = not_measured(answers[0] if answers else why)
+    if "turned_back" not in after:
+        found["Undoing"] = not_measured("the perturbation was not taken back to see (undo=True of Unlearn does)")
+    elif "reason" in after["turned_back"]:
+        found["Undoing"] = not_measured(after["turned_back"]["reason"])
+    return found | {name: not_measured(why) for name, why in after.get("unmeasured", {}).items()}
+
+
+def _asked(before: OfApp, told: Sequence[OfApp]) -> str:
+    """How often whoever left was asked to measure, with its leave."""
+    every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
+    count = sum(len(one.get("leaver", {})) for one in every)
+    return f"Messages to who left, with its leave, to measure a model: {count}."
+
+
+def _classes(request: Mapping[str, Any], told: Sequence[OfApp]) -> Iterator[str]:
+    """What clients say of the rows of each class that left, in the last round in which any said it."""
+    said = [one["left_out"] for one in told if one.get("left_out")]
+    for number in request.get("classes") or ():
+        rows = [one["rows"].get(str(number), 0) for one in (said[-1].values() if said else ())]
+        clients = "1 client says" if len(rows) == 1 else f"{len(rows)} clients say"
+        count = "1 row of it was" if sum(rows) == 1 else f"{sum(rows):,} rows of it were"
+        yield f"Class {number}: {clients} that {count} left out of the last training."
+
+
+def _metrics(before: OfApp, lines: Sequence[Line]) -> list[tuple[str, str, str, str]]:
+    """One row per metric of the app: its name, who says it, before and after."""
+    found: list[tuple[str, str, str, str]] = []
+    told = [line.get("app", OfApp()) for line in lines]
+    after: Mapping[str, Any] = told[-1] if told else {}
+    back: Mapping[str, Any] = after.get("turned_back", {})
+    for source, who in (("evaluate", _staying(before, told)), ("server", "the server")):
+        spoken = [line for line in lines if line.get("app", {}).get(source)]
+        was: Mapping[str, Any] = cast(Any, before).get(source) or {}
+        last: Mapping[str, Any] = cast(Any, spoken[-1]["app"])[source] if spoken else {}
+        late = f", after round {spoken[-1]['round']}; the last model was not evaluated" if _stale(spoken, told) else ""
+        found += _rows(who + late, was, last)
+        found += _rows(who + TURNED, was, back[source]) if back.get(source) else []
+    answers = {when: one.get("leaver", {}) for when, one in (("was", before), ("last", after), ("back", back))}
+    for client in sorted({*answers["was"], *answers["last"]}):
+        own = {when: one.get(client) for when, one in answers.items()}
+        was, last, turned = (one if isinstance(one, Mapping) else {} for one in own.values())
+        found += _rows(LEAVER.format(client), was, last)
+        found += _rows(LEAVER.format(client) + TURNED, was, turned) if turned else []
+    return found
+
+
+def _model(line: Line) -> str | None:
+    return line.get("app", {}).get("fingerprint")
+
+
+def _stale(spoken: Sequence[Line], told: Sequence[OfApp]) -> bool:
+    """Whether a source speaks of a model that is not the last: a strategy may evaluate now and then."""
+    return bool(spoken) and spoken[-1]["app"].get("fingerprint") != told[-1].get("fingerprint")
+
+
+def _staying(before: OfApp, told: Sequence[OfApp]) -> str:
+    """Who of those that stay speaks: a strategy may ask some, and others before than after."""
+    was = before.get("evaluated", [])
+    spoken = [one["evaluated"] for one in told if one.get("evaluate") and one.get("evaluated")]
+    now = spoken[-1] if spoken else []
+    if not was or not now or {*was} == {*now}:
+        return "the clients that stay"
+    return f"those asked of the clients that stay, {len(was)} before and {len(now)} after, not the same ones"
+
+
+def _rows(who: str, was: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    return [(name, who, _text(was.get(name)), _text(last.get(name))) for name in sorted({*was, *last})]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return not_measured("the app did not report it")
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
