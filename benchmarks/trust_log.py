@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from unfed.requests.entry import now
-from unfed.trust import keys
+from unfed.trust import signing
 from unfed.trust.log import Log
-from unfed.trust.participation import Participants, prove_absence, verify_absence
-from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.participation import Participants, Pseudonyms, prove_absence, verify_absence
 from workload import add_rows
 
 
@@ -36,7 +35,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 def measured(clients: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
-        folder, key = Path(scratch), keys.SigningKey.drawn()
+        folder, key = Path(scratch), signing.SigningKey.drawn()
         log, people, names = Log(folder, "benchmark"), Participants(folder), Pseudonyms(folder)
         stay = [str(number) for number in range(1, clients)]
 

@@ -79,10 +79,10 @@ def test_every_export_and_report_is_entered_when_it_is_written(run: Run, tmp_pat
 
 def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: Path) -> None:
     """Both name requests; whoever is in them must be able to learn that they are about."""
-    keys = pytest.importorskip("unfed.trust.keys", reason="the extra that signs is not installed")
+    signing = pytest.importorskip("unfed.trust.signing", reason="the extra that signs is not installed")
     run.forget(Request("first", clients=("1",)), "ft", until=1)
     where, bundle, page = run.folder.path, tmp_path / "first.json", tmp_path / "first.html"
-    keys.new(tmp_path / "own")
+    signing.new_key(tmp_path / "own")
     given("bundle", where, "--request", "first", "-o", bundle, "--key", tmp_path / "own.key", "--page", page)
     given("index", where.parent, "-o", tmp_path / "all.html")
     found = [(one.what, one.file) for one in handed_out.listed(run.folder)]

@@ -44,11 +44,11 @@ from unfed.requests import book as books
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.studies.judging import judged, put_into
-from unfed.trust import bundle, findings, intake, keys, request, story
-from unfed.trust.canonical import read_file
+from unfed.trust import bundle, findings, intake, logbook, request, signing
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.request import Opening
+from unfed.trust.signing import read_file
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -130,9 +130,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config.parse(TINY)
     run = Run.create(config, home / "run")
     for name in ("operator", "one"):
-        keys.new(home / name)
+        signing.new_key(home / name)
     trust = TrustFolder.begin(run.folder.path, home / "operator.key")
-    trust.enrol({"1": keys.public_key(home / "one.pub")})
+    trust.enrol({"1": signing.public_key(home / "one.pub")})
     run.execute()
     _ask(home, "more", {"clients": ["1"]})
     intake.receive(Run.open(home / "run"), (home / "more.json").read_bytes(), None, Handling("ft", "1"))
@@ -152,7 +152,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     books.bury(run.folder.path, [grave])
     storage.write_bytes(home / "run/deny.key", b"00" * KEY_BYTES)
     storage.write_json(home / "run/undo/0/more/ft.json", UNDOING)
-    story.enter(run.folder, trust)
+    logbook.enter(run.folder, trust)
     _signed(home, run, trust)
     record.write(record.kept(run, "0" * 40), home / "kept").rename(home / "kept/results.json")
     storage.write_json(home / "foreign/unlearning.json", EVIDENCE)
@@ -163,9 +163,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _ask(home: Path, name: str, scope: dict[str, Any]) -> bytes:
     """A request that client 1 signed, which lies there too."""
-    value = request.value(scope, "1", keys.public_key(home / "operator.pub").id, name=name)
+    value = request.value(scope, "1", signing.public_key(home / "operator.pub").id, name=name)
     value["log"] = TrustFolder(home / "run").log.origin
-    signed = request.sign(value, keys.signing_key(home / "one.key")).to_bytes()
+    signed = request.sign(value, signing.signing_key(home / "one.key")).to_bytes()
     (home / f"{name}.json").write_bytes(signed)
     return signed
 

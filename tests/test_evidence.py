@@ -24,15 +24,13 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs.record import Record
 from unfed.runs.run import Run
-from unfed.trust import bundle, envelope, merkle, verifier
-from unfed.trust.envelope import Envelope
+from unfed.trust import bundle, merkle, signing, verifier
 from unfed.trust.findings import findings, interval, served
 from unfed.trust.folder import TrustFolder
-from unfed.trust.keys import SigningKey
 from unfed.trust.log import Log
-from unfed.trust.page import page
 from unfed.trust.participation import Participants
-from unfed.trust.verdict import Verdict, told, verdict
+from unfed.trust.signing import Envelope, SigningKey
+from unfed.trust.verdict import Verdict, page, told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
 KEY = SigningKey.drawn()
@@ -80,7 +78,7 @@ def resigned(signed: Envelope, change: Any) -> Envelope:
     """The same bundle, changed by whoever has the operator's key."""
     changed = statement(signed)
     change(changed["predicate"])
-    return envelope.sign(BUNDLE, changed, KEY)
+    return signing.sign(BUNDLE, changed, KEY)
 
 
 def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> None:
@@ -321,7 +319,7 @@ def test_a_checkpoint_that_somebody_keeps_finds_a_log_that_was_rewritten(
 def _forged(checkpoint: bytes) -> bytes:
     raw = json.loads(checkpoint)
     value = json.loads(base64.b64decode(raw["payload"]))
-    return envelope.sign(raw["payloadType"], value, SigningKey.drawn()).to_bytes()
+    return signing.sign(raw["payloadType"], value, SigningKey.drawn()).to_bytes()
 
 
 def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_side_by_side(
@@ -387,9 +385,9 @@ def test_another_key_and_another_statement_are_refused(signed: Envelope, run: Ru
     with pytest.raises(NotVerified, match="not signed by a key that you gave"):
         verdict(signed.to_bytes(), [SigningKey.drawn().public.pem])
     with pytest.raises(NotVerified, match="is of the type"):
-        verify(envelope.sign("text/plain", {}, KEY))
+        verify(signing.sign("text/plain", {}, KEY))
     with pytest.raises(NotVerified, match="no evidence of unfed"):
-        verify(envelope.sign(BUNDLE, {"_type": "x", "predicateType": "y"}, KEY))
+        verify(signing.sign(BUNDLE, {"_type": "x", "predicateType": "y"}, KEY))
 
     def other_model(predicate: Any) -> None:
         predicate["findings"]["models"]["after"] = "0" * 64
@@ -442,7 +440,7 @@ def test_a_damaged_bundle_ends_in_one_sentence_even_if_the_key_signed_it(signed:
             inner = inner[step]
         inner[path[-1]] = [None, [], {}, "x", -1, 1e300][place % 6]
         try:
-            verify(envelope.sign(BUNDLE, changed, KEY))
+            verify(signing.sign(BUNDLE, changed, KEY))
         except NotVerified as error:
             assert "\n" not in str(error)
 

@@ -95,13 +95,13 @@ def test_train_then_unlearn_is_what_forget_does_in_a_simulation(tmp_path: Path) 
 
 
 def test_rounds_over_flower_are_logged_with_their_model_and_who_took_part(tmp_path: Path) -> None:
-    keys = pytest.importorskip("unfed.trust.keys", reason="needs unfed[trust]")
+    signing = pytest.importorskip("unfed.trust.signing", reason="needs unfed[trust]")
     from unfed.model.digest import digests, fingerprint
     from unfed.trust import participation
     from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
 
-    keys.new(tmp_path / "operator")
+    signing.new_key(tmp_path / "operator")
     grid, operator = nodes(), str(tmp_path / "operator.key")
     serve(grid, values(tmp_path / "flower", mode="train", operator=operator))
     there = serve(grid, values(tmp_path / "flower", mode="unlearn"))

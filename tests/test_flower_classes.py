@@ -27,7 +27,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, denied, introduce, negate_arrays, node_with, of_class, staying_rows
 from unfed.folder.deny import imported, on_list
 from unfed.runs.run import Run
-from unfed.trust.keys import SigningKey
+from unfed.trust.signing import SigningKey
 
 LABELS = {0: [0, 1, 2, 3], 1: [0, 3, 3, 5, 1], 2: [1, 1, 2, 0], 3: [3, 3, 3, 3, 2, 2]}
 """What the partitions hold; class 3 lies at three of them, class 5 at one."""

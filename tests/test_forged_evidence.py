@@ -18,12 +18,11 @@ from test_trust_run import TINY
 from unfed.config.config import Config
 from unfed.runs.record import Record
 from unfed.runs.run import Run
-from unfed.trust import bundle, envelope, intake, merkle, request, verifier, watching
-from unfed.trust.canonical import canonical
+from unfed.trust import bundle, intake, logbook, merkle, request, signing, verifier
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
-from unfed.trust.keys import SigningKey
+from unfed.trust.signing import SigningKey, canonical
 from unfed.trust.verdict import verdict
 from unfed.trust.verifier import ACKNOWLEDGEMENT, BUNDLE, CHECKPOINT, NotVerified
 
@@ -40,11 +39,11 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run = Run.create(Config.parse(TINY), folder / "run")
     trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
     trust.enrol({"0": CLIENT.public, "1": SigningKey.drawn().public})
-    with watching.logged(run) as watch:
+    with logbook.logged(run) as watch:
         run.execute(watch)
     asked = request.value({"clients": ["0"]}, "0", OPERATOR.id, name="r-1") | {"log": trust.log.origin}
     intake.receive(run, request.sign(asked, CLIENT).to_bytes(), None, Handling(until="2"))
-    with watching.logged(run) as watch:
+    with logbook.logged(run) as watch:
         run.execute(watch)
     record = Record(run.folder)
     entry = served(record, "r-1")
@@ -82,21 +81,21 @@ class Forger:
         named = {"model": self.models["after"], "model before": self.models.get("before")}
         for one in self.statement["subject"]:
             one["digest"]["sha256"] = named.get(one["name"], one["digest"]["sha256"])
-        return envelope.sign(BUNDLE, self.statement, OPERATOR).to_bytes()
+        return signing.sign(BUNDLE, self.statement, OPERATOR).to_bytes()
 
     def _log(self) -> None:
         place = self.answer["leaf"]
         if self.asked != opened(self.answer["request"]):
-            self.answer["request"] = envelope.sign(verifier.REQUEST, self.asked, self.client).to_json()
+            self.answer["request"] = signing.sign(verifier.REQUEST, self.asked, self.client).to_json()
             self.leaves[place]["sha256"] = digest(self.answer["request"])
         self.answer["line"] = canonical(self.leaves[place]).decode()
         start = opened(self.answer["checkpoint"])
         hashes = [merkle.leaf_hash(canonical(leaf)) for leaf in self.leaves]
         if start["size"] <= len(hashes):
             start["root"] = merkle.root(hashes[: start["size"]]).hex()
-        self.answer["checkpoint"] = envelope.sign(CHECKPOINT, start, OPERATOR).to_json()
+        self.answer["checkpoint"] = signing.sign(CHECKPOINT, start, OPERATOR).to_json()
         if self.said["acknowledgement"] is not None:
-            self.said["acknowledgement"] = envelope.sign(ACKNOWLEDGEMENT, self.answer, OPERATOR).to_json()
+            self.said["acknowledgement"] = signing.sign(ACKNOWLEDGEMENT, self.answer, OPERATOR).to_json()
             for leaf in self.leaves:
                 if leaf["type"] == "acknowledgement":
                     leaf["sha256"] = digest(self.said["acknowledgement"])
@@ -104,7 +103,7 @@ class Forger:
         root = merkle.root([merkle.leaf_hash(line) for line in lines]).hex()
         end = self.end | {"size": len(lines), "root": root}
         self.said["log"] = {"leaves": [line.decode() for line in lines]}
-        self.said["log"]["checkpoint"] = envelope.sign(CHECKPOINT, end, OPERATOR).to_json()
+        self.said["log"]["checkpoint"] = signing.sign(CHECKPOINT, end, OPERATOR).to_json()
 
 
 def opened(signed: Any) -> Any:
@@ -112,7 +111,7 @@ def opened(signed: Any) -> Any:
 
 
 def digest(signed: Any) -> str:
-    return hashlib.sha256(envelope.pae(signed["payloadType"], base64.b64decode(signed["payload"]))).hexdigest()
+    return hashlib.sha256(signing.pae(signed["payloadType"], base64.b64decode(signed["payload"]))).hexdigest()
 
 
 def verify(data: bytes, **given: Any) -> Any:
@@ -368,12 +367,12 @@ def due(f: Forger, date: str) -> None:
 def reanswer(f: Forger, **changes: Any) -> None:
     """Another answer, which is not the one in the log."""
     f.relog = False
-    f.said["acknowledgement"] = envelope.sign(ACKNOWLEDGEMENT, f.answer | changes, OPERATOR).to_json()
+    f.said["acknowledgement"] = signing.sign(ACKNOWLEDGEMENT, f.answer | changes, OPERATOR).to_json()
 
 
 def other_start(f: Forger) -> None:
     start = opened(f.answer["checkpoint"]) | {"size": 10_000, "root": OTHER}
-    f.answer["checkpoint"] = envelope.sign(CHECKPOINT, start, OPERATOR).to_json()
+    f.answer["checkpoint"] = signing.sign(CHECKPOINT, start, OPERATOR).to_json()
 
 
 def someone(f: Forger) -> str:
@@ -395,13 +394,13 @@ def test_a_bundle_that_was_changed_and_signed_again_is_refused(
 @pytest.mark.parametrize("name", ["_type", "predicateType"])
 def test_another_statement_is_refused(honest: dict[str, Any], name: str) -> None:
     with pytest.raises(NotVerified, match="no evidence of unfed"):
-        verify(envelope.sign(BUNDLE, honest | {name: "urn:other"}, OPERATOR).to_bytes())
+        verify(signing.sign(BUNDLE, honest | {name: "urn:other"}, OPERATOR).to_bytes())
 
 
 def test_evidence_of_an_older_version_is_refused_as_such(honest: dict[str, Any]) -> None:
     old = honest | {"predicateType": verifier.OLDER}
     with pytest.raises(NotVerified, match="made by an older version of unfed, and its claims cannot be recomputed"):
-        verify(envelope.sign(BUNDLE, old, OPERATOR).to_bytes())
+        verify(signing.sign(BUNDLE, old, OPERATOR).to_bytes())
 
 
 @pytest.mark.parametrize(
@@ -420,14 +419,14 @@ def test_leaves_that_are_not_those_of_the_signed_checkpoint_are_refused(
     statement = copy.deepcopy(honest)
     change(statement["predicate"]["log"])
     with pytest.raises(NotVerified, match=refused):
-        verify(envelope.sign(BUNDLE, statement, OPERATOR).to_bytes())
+        verify(signing.sign(BUNDLE, statement, OPERATOR).to_bytes())
 
 
 def test_an_answer_that_the_operator_did_not_sign_is_refused(honest: dict[str, Any]) -> None:
     statement = copy.deepcopy(honest)
     garbage(statement["predicate"]["acknowledgement"])
     with pytest.raises(NotVerified, match="acknowledgement is not signed by a key that you gave"):
-        verify(envelope.sign(BUNDLE, statement, OPERATOR).to_bytes())
+        verify(signing.sign(BUNDLE, statement, OPERATOR).to_bytes())
 
 
 def test_without_proof_nothing_is_called_proven(honest: dict[str, Any]) -> None:

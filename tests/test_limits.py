@@ -28,8 +28,8 @@ from unfed.model.files import negate_file
 from unfed.paper import record
 from unfed.requests.options import Until
 from unfed.runs.run import Run
-from unfed.trust import bundle, keys, listening, verifier
-from unfed.trust.canonical import read_file
+from unfed.trust import bundle, service, signing, verifier
+from unfed.trust.signing import read_file
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "config": Config.read,
     "sample list": SampleList.read,
     "request": lambda path: read_file(path, "request"),
-    "private key": keys.signing_key,
-    "public key": keys.public_key,
+    "private key": signing.signing_key,
+    "public key": signing.public_key,
     "bundle": lambda path: bundle.verify(path, []),
     "log": lambda path: bundle.verify(Path(__file__), [], log=path),
     "fingerprint": file_digest,
-    "tokens": listening.tokens_in,
+    "tokens": service.tokens_in,
     "trajectory's prefix": lambda path: Prefix(path).digest(1),
     "a line to add to": lambda path: storage.append_line(path, "{}"),
     "data set": lambda path: roots.read_file(path, "digits"),

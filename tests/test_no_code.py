@@ -36,7 +36,7 @@ from unfed.remote.replies import Failure
 from unfed.remote.transport import Messenger
 from unfed.runs.run import Run
 from unfed.testing import conformance
-from unfed.trust.keys import SigningKey
+from unfed.trust.signing import SigningKey
 
 TINY: dict[str, Any] = {
     "name": "tiny",

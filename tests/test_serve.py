@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -22,6 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
+import starlette.requests
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,14 +32,12 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.purge import purge
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, envelope, request, revocation, story, verifier, watching
-from unfed.trust.desk import Desk
+from unfed.trust import logbook, request, signing, verifier
 from unfed.trust.folder import TrustFolder
-from unfed.trust.guard import Guard, Rules, token_digest
-from unfed.trust.intake import Handling
-from unfed.trust.keys import SigningKey
-from unfed.trust.listening import Address, Listener, Worker, tokens_in
+from unfed.trust.intake import Handling, Intake
 from unfed.trust.log import faults
+from unfed.trust.service import HEADERS, Address, Listener, ResumeWorker, Rules, token_digest, tokens_in
+from unfed.trust.signing import SigningKey
 from unfed.trust.verdict import verdict
 from worlds import slow
 
@@ -75,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
     trust.enrol({n: key.public for n, key in KEYS.items()})
     LOG["log"] = trust.log.origin
-    with watching.logged(run) as watch:
+    with logbook.logged(run) as watch:
         run.execute(watch)
     return folder
 
@@ -86,8 +84,8 @@ def home(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def desk(home: Path) -> Desk:
-    return Desk(Run.open(home / "run"), Handling("ft", "1"))
+def desk(home: Path) -> Intake:
+    return Intake(Run.open(home / "run"), Handling("ft", "1"))
 
 
 def asked(client: str, **more: Any) -> bytes:
@@ -96,7 +94,7 @@ def asked(client: str, **more: Any) -> bytes:
 
 
 def taken_back(name: str, client: str, key: SigningKey | None = None) -> bytes:
-    return revocation.sign(name, client, OPERATOR.id, key or KEYS[client]).to_bytes()
+    return request.revoke(name, client, OPERATOR.id, key or KEYS[client]).to_bytes()
 
 
 @contextmanager
@@ -118,13 +116,13 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
     with served(home) as http:
         answer = http.post("/api/requests", content=asked("7", name="r-seven"))
         assert answer.status_code == 201, answer.text
-        verified = acknowledgement.verified(envelope.read(answer.content), [OPERATOR.public])
+        verified = request.acknowledged(signing.read(answer.content), [OPERATOR.public])
         assert http.get("/api/requests/r-seven/acknowledgement").content == answer.content
         now = http.get("/api/requests/r-seven").json()
         assert (now["state"], now["expected_by"], now["signed_by"]) == ("open", verified.expected_by, "7")
         assert http.get("/api/requests/r-seven/bundle").status_code == 400, "there is nothing to give evidence of yet"
         run = Run.open(home / "run")
-        with watching.logged(run) as watch:
+        with logbook.logged(run) as watch:
             run.execute(watch)
         told = http.get("/api/requests/r-seven").json()
         assert told["state"] == "fulfilled" and any("came into force" in said for _, said in told["events"])
@@ -150,22 +148,22 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
 
 def _with_another_past(bundle: bytes, name: str, value: Any) -> bytes:
     """The bundle with one part of the proof changed that the pseudonym took part before."""
-    statement = json.loads(envelope.read(bundle).payload)
+    statement = json.loads(signing.read(bundle).payload)
     before = statement["predicate"]["participation"][0]["before"]
     assert before[name] != value
     before[name] = value
-    return envelope.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
+    return signing.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
 
 
 def _with_another_log(bundle: bytes, answer: bytes) -> bytes:
     """The bundle with an acknowledgement over a log that the operator showed to the client alone."""
-    statement = json.loads(envelope.read(bundle).payload)
-    said = json.loads(envelope.read(answer).payload)
-    checkpoint = json.loads(envelope.read(said["checkpoint"]).payload)
-    other = envelope.sign(verifier.CHECKPOINT, {**checkpoint, "root": "0" * 64}, OPERATOR)
-    forged = envelope.sign(acknowledgement.TYPE, {**said, "checkpoint": other.to_json()}, OPERATOR)
+    statement = json.loads(signing.read(bundle).payload)
+    said = json.loads(signing.read(answer).payload)
+    checkpoint = json.loads(signing.read(said["checkpoint"]).payload)
+    other = signing.sign(verifier.CHECKPOINT, {**checkpoint, "root": "0" * 64}, OPERATOR)
+    forged = signing.sign(request.ACKNOWLEDGEMENT, {**said, "checkpoint": other.to_json()}, OPERATOR)
     statement["predicate"]["acknowledgement"] = forged.to_json()
-    return envelope.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
+    return signing.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
 
 
 def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_the_proof(home: Path) -> None:
@@ -175,14 +173,14 @@ def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_
     everybody = trust.participants.root(trust.pseudonyms.of(KEYS).values())
     told = {"seed": 0, "request": None, "method": "train", "round": 9, "model": "0" * 64}
     trust.enter({"type": "round", "at": "2026-11-15T00:00:00Z", **told, "participants": everybody})
-    with watching.logged(own.run) as watch:
+    with logbook.logged(own.run) as watch:
         own.run.execute(watch)
     found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
     place = next(n for n, leaf in enumerate(trust.log.leaves) if leaf.get("round") == 9)
     assert any(f"in none of the 1 rounds after its round under way at leaf {place}" in one for one in found.proven)
 
     purge(own.run, "r-seven")
-    story.enter(own.run.folder, trust, purged=["r-seven"])
+    logbook.enter(own.run.folder, trust, purged=["r-seven"])
     found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
     assert len(found.proven) == 2, "whose pseudonym it was can no longer be said"
     assert [answer for _, answer in found.decision[:2]] == [
@@ -225,7 +223,7 @@ def test_those_who_submit_at_the_same_moment_lose_nothing(many: int, home: Path)
             answers = list(pool.map(submit, bodies))
         assert [answer.status_code for answer in answers] == [201] * many
         assert len(http.get("/api/requests").json()["requests"]) == many
-    found = [acknowledgement.verified(envelope.read(answer.content), [OPERATOR.public]) for answer in answers]
+    found = [request.acknowledged(signing.read(answer.content), [OPERATOR.public]) for answer in answers]
     assert [json.loads(one.request.payload)["agent-request-id"] for one in found] == [f"r-{k}" for k in range(many)]
     trust, run = TrustFolder(home / "run"), Run.open(home / "run")
     assert faults(trust.log, [trust.operator]) == []
@@ -271,18 +269,15 @@ def test_a_token_is_asked_for_and_never_written_down(
             {},
             {"Authorization": "Bearer wrong"},
             {"Authorization": TOKEN},
-            {"Cookie": f"unfed_session={TOKEN}"},
+            {"Authorization": "Basic " + "x" * 7},
         ):
             assert http.get("/api/requests", headers=headers).status_code == 401
         assert http.post("/api/requests", content=asked("5")).status_code == 401
         assert http.get("/api/requests", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-        form = http.get("/", headers={"Accept": "text/html"})
-        assert form.status_code == 401 and 'type="password"' in form.text
-        assert http.post("/login", data={"token": "wrong"}).status_code == 401
-        came = http.post("/login", data={"token": TOKEN})
-        assert came.status_code == 303 and TOKEN not in str(came.headers)
-        assert "HttpOnly" in came.headers["set-cookie"] and "SameSite=Strict" in came.headers["set-cookie"]
-        assert http.get("/").status_code == 200, "the session is remembered"
+        page = http.get("/")
+        assert page.status_code == 401 and page.headers["www-authenticate"].startswith("Basic realm=")
+        assert http.get("/", auth=("anyone", TOKEN)).status_code == 200, "as a browser sends it"
+        assert http.get("/", auth=(TOKEN, "wrong")).status_code == 401
     out = capfd.readouterr()
     assert TOKEN not in caplog.text + out.out + out.err
     assert all(TOKEN.encode() not in path.read_bytes() for path in home.rglob("*") if path.is_file())
@@ -300,40 +295,30 @@ def test_large_bodies_and_strange_hosts_are_turned_away(home: Path) -> None:
         assert plain.headers["cache-control"] == "no-store" and "server" not in plain.headers
 
 
-async def _nothing(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
+def test_an_answer_to_a_failure_has_the_same_headers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Intake, "queue", lambda self: 1 / 0)
+    with served(home) as http:
+        answer = http.get("/api/requests")
+    assert answer.status_code == 500 and answer.json()["error"].startswith("Something went wrong here")
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
 
 
-def call(guard: Guard, path: str = "/", body: bytes = b"", address: str = "1.2.3.4", **headers: str) -> int:
-    """What a guard answers to bare ASGI: whatever a client can put on the wire."""
-    sent: list[Any] = []
+def test_strange_headers_are_refused_and_break_nothing() -> None:
+    rules = Rules(frozenset({token_digest(TOKEN)}))
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+    def answer(**headers: str) -> int:
+        """What is answered to whatever a client can put on the wire."""
+        given = {"host": "localhost:1"} | {name.replace("_", "-"): value for name, value in headers.items()}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+        found = rules.refusal(starlette.requests.Request({"type": "http", "headers": raw}))
+        return 200 if found is None else found[0]
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    given = {"host": "localhost:1"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
-    method = "POST" if body else "GET"
-    scope = {"type": "http", "method": method, "path": path, "headers": raw, "client": (address, 1)}
-    asyncio.run(guard(scope, receive, send))
-    return int(sent[0]["status"])
-
-
-def test_strange_headers_and_forms_are_refused_and_break_nothing() -> None:
-    guard = Guard(_nothing, Rules(frozenset({token_digest(TOKEN)})))
-    assert call(guard, authorization=f"Bearer {TOKEN}") == 200
+    assert answer(authorization=f"Bearer {TOKEN}") == 200
     for length in ("²", "-1", "9" * 40):
-        assert call(guard, authorization=f"Bearer {TOKEN}", content_length=length) == 413
-    for value in ("Bearer", "Bearer ", "Basic x", "Bearer ÿ", "\x00"):
-        assert call(guard, authorization=value) == 401
-    assert call(guard, cookie="unfed_session=\x00; =;;") == 401
-    for body in (b"a=1&b=2&c=3&d=4&e=5&token=x", b"\xff\xfe", b"token", b"token=" + b"x" * 5000):
-        assert call(guard, "/login", body) == 401
-    assert call(guard, host="") == 421 and call(guard, host="[::1]:80", authorization=f"Bearer {TOKEN}") == 200
+        assert answer(authorization=f"Bearer {TOKEN}", content_length=length) == 413
+    for value in ("Bearer", "Bearer ", "Basic x", "Basic /w==", "Basic", "Bearer ÿ", "\x00"):
+        assert answer(authorization=value) == 401
+    assert answer(host="") == 421 and answer(host="[::1]:80", authorization=f"Bearer {TOKEN}") == 200
 
 
 def test_it_listens_on_loopback_only_and_a_public_name_needs_a_token() -> None:
@@ -346,7 +331,7 @@ def test_it_listens_on_loopback_only_and_a_public_name_needs_a_token() -> None:
     with pytest.raises(UnfedError, match="needs a token too"):
         Address(names=("requests.example.org",)).rules()
     behind = Address(names=("Requests.example.org",)).rules(frozenset({b"x"}))
-    assert "requests.example.org" in behind.hosts and behind.secure and not Address().rules().secure
+    assert "requests.example.org" in behind.hosts
     assert Address("::1").loopback and Address("127.8.8.8").loopback and not Address("10.0.0.1").loopback
 
 
@@ -401,8 +386,8 @@ def test_the_worker_serves_what_comes_in(home: Path, monkeypatch: pytest.MonkeyP
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr("unfed.trust.listening.subprocess.Popen", Process)
-    with Worker(own).working():
+    monkeypatch.setattr("unfed.trust.service.subprocess.Popen", Process)
+    with ResumeWorker(own).working():
         assert done.wait(60)
     assert given[0][1:] == ["-m", "unfed", "resume", str(home / "run"), "--quiet"]
 
@@ -438,7 +423,7 @@ def test_behind_the_pages_nginx_half_sent_headers_are_closed_and_others_are_answ
             with httpx.Client(base_url=f"https://localhost:{port}", verify=trusting, timeout=30.0) as http:
                 answer = http.get("/api/requests", headers={"Authorization": f"Bearer {TOKEN}"})
                 assert answer.status_code == 200, answer.text
-                assert "; Secure" in http.post("/login", data={"token": TOKEN}).headers["set-cookie"]
+                assert http.get("/", auth=("anyone", TOKEN)).status_code == 200
                 assert http.post("/api/requests", content=b" " * (1 << 21)).status_code == 413
             for line in held:
                 line.settimeout(30.0)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import envelope, merkle
-from unfed.trust.keys import SigningKey
+from unfed.trust import merkle, signing
 from unfed.trust.log import CHECKPOINTS, LOG, Checkpoint, Log, checkpoint_in, faults
-from unfed.trust.participation import Participants, prove_absence, verify_absence
-from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.participation import Participants, Pseudonyms, prove_absence, verify_absence
+from unfed.trust.signing import SigningKey
 
 KEY = SigningKey.drawn()
 
@@ -202,4 +201,4 @@ def test_a_destroyed_secret_leaves_a_log_that_speaks_of_nobody(
         names.known("c")
     assert before.hex().encode() not in (log.folder / "pseudonyms.json").read_bytes()
     assert Pseudonyms(log.folder).of(["c"])["c"] != before  # drawn anew, it is somebody else
-    assert envelope.shown(log.latest())["size"] == 5
+    assert signing.shown(log.latest())["size"] == 5

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import acknowledgement, envelope, request, roster
-from unfed.trust.keys import SigningKey
+from unfed.trust import participation, request, signing
+from unfed.trust.participation import OPERATOR, Roster
 from unfed.trust.request import NotBelieved, Opening
-from unfed.trust.roster import OPERATOR, Roster
+from unfed.trust.signing import SigningKey
 
 OPERATES, THREE, FOUR, STRANGER = (SigningKey.drawn() for _ in range(4))
-ROSTER: Roster = roster.opened(
-    roster.sign(OPERATES.id, {"3": THREE.public, "4": FOUR.public}, OPERATES), OPERATES.public
+ROSTER: Roster = participation.opened_roster(
+    participation.sign_roster(OPERATES.id, {"3": THREE.public, "4": FOUR.public}, OPERATES), OPERATES.public
 )
 OWN = {"clients": ["3"]}
 
@@ -25,7 +25,7 @@ def asked(what: Any = None, agent: str = "3", **changes: Any) -> dict[str, Any]:
     return {**request.value(what or OWN, agent, OPERATES.id, "0" * 64), **changes}
 
 
-def refused(signed: envelope.Envelope, reason: str, moment: str | None = None) -> None:
+def refused(signed: signing.Envelope, reason: str, moment: str | None = None) -> None:
     with pytest.raises(NotBelieved) as caught:
         request.believed(signed, ROSTER, moment)
     assert caught.value.reason == reason
@@ -96,7 +96,7 @@ def test_flipping_any_field_of_a_signed_request_refuses_it(scope: Any) -> None:
     for path in paths:
         payload = json.dumps(_flipped(value, path), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         assert payload != good.payload
-        refused(envelope.Envelope(payload, good.type, good.signatures), "signature")
+        refused(signing.Envelope(payload, good.type, good.signatures), "signature")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_flipping_any_field_of_a_signed_request_refuses_it(scope: Any) -> None:
 def test_a_request_that_is_not_in_the_protocols_words_is_not_even_signed(change: dict[str, Any]) -> None:
     with pytest.raises(UnfedError):
         request.sign(asked(**change), THREE)
-    loose = envelope.sign(request.TYPE, asked(**change), THREE)  # signed by other means it is refused all the same
+    loose = signing.sign(request.TYPE, asked(**change), THREE)  # signed by other means it is refused all the same
     refused(loose, "malformed")
 
 
@@ -144,11 +144,11 @@ def test_samples_are_committed_to_and_their_ids_are_not_in_what_is_signed() -> N
 
 def test_a_roster_that_somebody_else_signed_or_that_names_a_key_twice_is_refused() -> None:
     with pytest.raises(UnfedError, match="known keys"):
-        roster.opened(roster.sign(STRANGER.id, {}, STRANGER), OPERATES.public)
+        participation.opened_roster(participation.sign_roster(STRANGER.id, {}, STRANGER), OPERATES.public)
     with pytest.raises(UnfedError, match="twice"):
-        roster.sign(OPERATES.id, {"3": THREE.public, "4": THREE.public}, OPERATES)
+        participation.sign_roster(OPERATES.id, {"3": THREE.public, "4": THREE.public}, OPERATES)
     with pytest.raises(UnfedError, match="twice"):
-        roster.sign(OPERATES.id, {"3": OPERATES.public}, OPERATES)
+        participation.sign_roster(OPERATES.id, {"3": OPERATES.public}, OPERATES)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_a_roster_that_somebody_else_signed_or_that_names_a_key_twice_is_refused
     ],
 )
 def test_an_answer_is_due_within_one_month(received: str, due: str) -> None:
-    assert acknowledgement.month_later(received) == due
+    assert request.month_later(received) == due

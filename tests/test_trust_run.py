@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import sqlite3
 import stat
 import sys
 import warnings
@@ -31,26 +30,14 @@ from unfed.runs.description import request_id
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
 from unfed.runs.run import Run
-from unfed.trust import (
-    acknowledgement,
-    bundle,
-    envelope,
-    index,
-    intake,
-    keys,
-    participation,
-    request,
-    revocation,
-    story,
-    watching,
-)
+from unfed.trust import bundle, intake, logbook, participation, request, signing
 from unfed.trust.checking import faults_of
-from unfed.trust.envelope import Envelope
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.log import LOG
 from unfed.trust.request import NotBelieved, Opening
+from unfed.trust.signing import Envelope
 from unfed.trust.verdict import verdict
 from worlds import rounds_take
 
@@ -75,11 +62,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federation that was trained under a log, with everybody's keys beside it."""
     folder = tmp_path_factory.mktemp("trust")
     for name in ("operator", "zero", "one", "stranger"):
-        keys.new(folder / name)
+        signing.new_key(folder / name)
     run = Run.create(Config.parse(TINY), folder / "run")
     trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
-    trust.enrol({"0": keys.public_key(folder / "zero.pub"), "1": keys.public_key(folder / "one.pub")})
-    with watching.logged(run) as watch:
+    trust.enrol({"0": signing.public_key(folder / "zero.pub"), "1": signing.public_key(folder / "one.pub")})
+    with logbook.logged(run) as watch:
         run.execute(watch)
     return folder
 
@@ -94,10 +81,10 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 
 def signed(home: Path, who: str = "zero", scope: Any = None, agent: str = "0", **more: Any) -> Envelope:
-    operator = keys.public_key(home / "operator.pub")
+    operator = signing.public_key(home / "operator.pub")
     value = request.value(scope or {"clients": [agent]}, agent, operator.id, **more)
     value["log"] = TrustFolder(home / "run").log.origin
-    return request.sign(value, keys.signing_key(home / f"{who}.key"))
+    return request.sign(value, signing.signing_key(home / f"{who}.key"))
 
 
 def hand_in(home: Path, what: Envelope, opening: Opening | None = None) -> intake.Taken:
@@ -106,7 +93,7 @@ def hand_in(home: Path, what: Envelope, opening: Opening | None = None) -> intak
 
 def serve(home: Path) -> None:
     run = Run.open(home / "run")
-    with watching.logged(run) as watch:
+    with logbook.logged(run) as watch:
         run.execute(watch)
 
 
@@ -130,10 +117,10 @@ def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_request_is_filed_logged_and_answered_in_one_month(home: Path) -> None:
     asked = signed(home)
     taken = hand_in(home, asked)
-    operator = keys.public_key(home / "operator.pub")
-    answer = acknowledgement.verified(taken.acknowledgement, [operator])
+    operator = signing.public_key(home / "operator.pub")
+    answer = request.acknowledged(taken.acknowledgement, [operator])
     assert answer.request == asked
-    assert answer.expected_by == acknowledgement.month_later(answer.received)
+    assert answer.expected_by == request.month_later(answer.received)
     assert taken.entry.state == "open" and taken.entry.request.clients == ("0",)
     assert types(home)[-4:] == ["request", "acknowledgement", "state", "deny"]
     for path in (home / "run/trust").rglob("*.json*"):
@@ -142,11 +129,11 @@ def test_a_request_is_filed_logged_and_answered_in_one_month(home: Path) -> None
 
 @pytest.mark.parametrize("name", ["request", "received-at", "expected_by", "pseudonym", "leaf", "line", "checkpoint"])
 def test_an_answer_that_was_altered_is_not_believed(home: Path, name: str) -> None:
-    taken, operator = hand_in(home, signed(home)).acknowledgement, keys.public_key(home / "operator.pub")
+    taken, operator = hand_in(home, signed(home)).acknowledgement, signing.public_key(home / "operator.pub")
     value = json.loads(taken.payload)
     payload = json.dumps({**value, name: "0"}, sort_keys=True, separators=(",", ":")).encode()
     with pytest.raises(UnfedError, match="altered"):
-        acknowledgement.verified(Envelope(payload, taken.type, taken.signatures), [operator])
+        request.acknowledged(Envelope(payload, taken.type, taken.signatures), [operator])
 
 
 class Later(datetime):
@@ -187,7 +174,7 @@ def test_what_is_not_believed_is_refused_and_counted_by_hour_and_reason(
     assert leaf["reasons"] == dict.fromkeys(cases, 3)
     with pytest.raises(NotBelieved):
         intake.receive(run, b"nothing", None, TWO)
-    assert [*json.loads((home / "run/trust" / story.REFUSED).read_text()).values()] == [{"unreadable": 1}]
+    assert [*json.loads((home / "run/trust" / logbook.REFUSED).read_text()).values()] == [{"unreadable": 1}]
     assert len(run.folder.book().entries) == 1
     assert faults_of(home / "run") == []
 
@@ -197,13 +184,13 @@ def test_a_request_is_taken_by_the_federation_that_it_was_signed_for_and_by_no_o
     other = home / "other"
     Run.create(Config.parse({**TINY, "name": "other"}), other)
     trust = TrustFolder.begin(other, home / "operator.key")
-    trust.enrol({"0": keys.public_key(home / "zero.pub")})
+    trust.enrol({"0": signing.public_key(home / "zero.pub")})
     asked = signed(home)
     with pytest.raises(NotBelieved, match="The request names another federation .*; sign it for this one") as caught:
         intake.receive(Run.open(other), asked.to_bytes(), None, TWO)
     assert caught.value.reason == "federation" and Run.open(other).folder.book().entries == ()
     value = {name: own for name, own in json.loads(asked.payload).items() if name != "log"}
-    older = request.sign(value, keys.signing_key(home / "zero.key"))
+    older = request.sign(value, signing.signing_key(home / "zero.key"))
     with pytest.raises(NotBelieved, match="names no federation, so any run could take it; sign it for this one"):
         hand_in(home, older)
     path = TrustFolder(home / "run").request_file(value["agent-request-id"])
@@ -222,9 +209,9 @@ def test_what_a_client_signed_only_the_client_takes_back(
     assert code == 2 and f"Client '0' signed request '{name}'" in err and "--revocation FILE" in err
     with pytest.raises(UnfedError, match="only its revocation"):
         Run.open(run).withdraw(name)
-    file, operator = home / "back.json", keys.public_key(home / "operator.pub").id
+    file, operator = home / "back.json", signing.public_key(home / "operator.pub").id
     for who, agent in (("operator", "operator"), ("one", "1")):
-        own = revocation.sign(name, agent, operator, keys.signing_key(home / f"{who}.key"))
+        own = request.revoke(name, agent, operator, signing.signing_key(home / f"{who}.key"))
         file.write_bytes(own.to_bytes())
         code, _, err = unfed("withdraw", run, name, "--revocation", file)
         assert code == 2 and f"is not one that '{agent}' asked for" in err
@@ -262,8 +249,8 @@ def test_a_refusal_is_signed_and_logged_and_the_request_stays_owed(
     code, said, err = unfed("request", "refuse", run, "r", "--reason", reason)
     assert code == 0 and "declined/r.json" in said, err
     trust = TrustFolder(run)
-    told, _ = envelope.opened(
-        envelope.read((run / "trust/declined/r.json").read_bytes()), revocation.REFUSAL, [trust.operator]
+    told, _ = signing.opened(
+        signing.read((run / "trust/declined/r.json").read_bytes()), intake.REFUSAL, [trust.operator]
     )
     assert told["reason"] == reason and told["request"] == asked.digest and "complain" in told["complaint"]
     entry = Run.open(run).queue.book.find("r")
@@ -286,7 +273,7 @@ def test_a_client_whose_request_was_refused_may_hand_it_in_again(home: Path, fre
     first = hand_in(home, asked)
     with pytest.raises(NotBelieved, match="served once"):
         hand_in(home, asked)
-    revocation.refuse(Run.open(run), "r", "We think not.")
+    intake.refuse(Run.open(run), "r", "We think not.")
     with pytest.raises(NotBelieved, match="used for another"):
         hand_in(home, signed(home, "one", agent="1", name="r"))
     taken = hand_in(home, signed(home, name="r", regime="ccpa") if fresh else asked)
@@ -311,7 +298,7 @@ def test_a_fresh_signed_request_takes_the_place_of_one_that_was_refused(
     run = home / "run"
     for name in ("r", "again"):
         hand_in(home, signed(home, name=name))
-        revocation.refuse(Run.open(run), name, "We think not.")
+        intake.refuse(Run.open(run), name, "We think not.")
     with pytest.raises(UnfedError, match="out already"):  # the operator's own does not take a client's place
         Run.open(run).ask(Request("own", clients=("0",)), "ft")
     for name, who, agent in (("other", "one", "1"), ("fresh", "zero", "0")):  # nor does another client's
@@ -363,7 +350,7 @@ def test_a_request_that_the_queue_refuses_is_logged_and_leaves_nothing(home: Pat
     with pytest.raises(UnfedError, match="out already"):
         hand_in(home, again)
     trust = TrustFolder(home / "run")
-    assert [*json.loads((home / "run/trust" / story.REFUSED).read_text()).values()] == [{"queue": 1}]
+    assert [*json.loads((home / "run/trust" / logbook.REFUSED).read_text()).values()] == [{"queue": 1}]
     assert trust.signed_request("again") is None
 
 
@@ -399,14 +386,14 @@ def test_handed_in_again_after_a_crash_the_rest_is_done_once(
         elif step == 1:
             patched.setattr(TrustFolder, "enter", killed)
         elif step == 2:
-            patched.setattr(acknowledgement, "sign", killed)
+            patched.setattr(request, "acknowledge", killed)
         else:
-            patched.setattr(acknowledgement, "month_later", killed)
+            patched.setattr(request, "month_later", killed)
         with pytest.raises(Killed):
             intake.receive(run, asked.to_bytes(), None, TWO)
     hand_in(home, asked)
     assert [types(home).count(kind) for kind in ("request", "acknowledgement")] == [1, 1]
-    assert not (home / "run/trust" / story.REFUSED).exists()
+    assert not (home / "run/trust" / logbook.REFUSED).exists()
     assert len(Run.open(home / "run").folder.book().entries) == 1
     with pytest.raises(NotBelieved, match="served once"):
         hand_in(home, asked)
@@ -444,7 +431,7 @@ def test_the_log_tells_the_story_and_shows_that_the_leaver_took_no_part(home: Pa
 
     place = next(n for n, leaf in enumerate(leaves) if leaf["type"] == "request")
     me = trust.pseudonyms.known("0")
-    assert me.hex() == acknowledgement.verified(taken.acknowledgement, [trust.operator]).pseudonym
+    assert me.hex() == request.acknowledged(taken.acknowledgement, [trust.operator]).pseudonym
     proof = json.loads(json.dumps(participation.prove_absence(trust.log, trust.participants, me, place)))
     assert participation.verify_absence(proof, [trust.operator]).rounds == 2
     with pytest.raises(UnfedError, match="took part in round 1 of train"):
@@ -464,7 +451,7 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
     hand_in(home, signed(home))
     run = Run.open(home / "run")
     with pytest.raises(Stop):
-        run.execute(watching.LoggedWatch(run, TrustFolder(home / "run"), Stopped()))
+        run.execute(logbook.LoggedWatch(run, TrustFolder(home / "run"), Stopped()))
     serve(home)
     leaves = TrustFolder(home / "run").log.leaves
     rounds = [leaf["round"] for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "not"]
@@ -476,7 +463,7 @@ def test_with_a_budget_every_round_is_logged_once_and_saved_when_the_time_is_up(
     tmp_path: Path, unfed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds_take(40, monkeypatch)
-    keys.new(tmp_path / "operator")
+    signing.new_key(tmp_path / "operator")
     sets = ("training.rounds=3", "unlearning.rounds=1", "checkpoint.rounds=1000", "checkpoint.seconds=1000000")
     words = ["run", "demo", "--out", tmp_path / "run", "-q", "--methods", "not", "--budget", "1h"]
     words += [part for one in sets for part in ("--set", one)]
@@ -516,7 +503,7 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_second")
 def test_a_model_of_before_the_log_is_told_from_one_that_was_made_beside_it(tmp_path: Path) -> None:
-    keys.new(tmp_path / "operator")
+    signing.new_key(tmp_path / "operator")
     run = Run.create(Config.parse(TINY), tmp_path / "run")
     run.execute()
     run.forget(Request("early", clients=("2",)), "not", 1)
@@ -556,7 +543,7 @@ def test_status_says_by_when_a_signed_request_was_promised(
     home: Path, unfed: Callable[..., tuple[int, str, str]]
 ) -> None:
     taken = hand_in(home, signed(home))
-    due = acknowledgement.verified(taken.acknowledgement, [keys.public_key(home / "operator.pub")]).expected_by
+    due = request.acknowledged(taken.acknowledgement, [signing.public_key(home / "operator.pub")]).expected_by
     code, said, _ = unfed("status", home / "run")
     assert code == 0 and f"promised by {due}" in said
     code, said, _ = unfed("status", home / "run", "--json")
@@ -659,7 +646,7 @@ def test_a_state_that_was_saved_without_a_log_vouches_for_none(home: Path) -> No
 @pytest.mark.parametrize("file", ["roster.json", "requests/r.json", "acknowledgements/r.json"])
 def test_a_signed_file_that_is_lost_or_of_another_day_is_found(home: Path, file: str) -> None:
     old = (home / "run/trust/roster.json").read_bytes()
-    TrustFolder(home / "run").enrol({"2": keys.public_key(home / "stranger.pub")})
+    TrustFolder(home / "run").enrol({"2": signing.public_key(home / "stranger.pub")})
     hand_in(home, signed(home, name="r"))
     assert faults_of(home / "run") == []
     path = home / "run/trust" / file
@@ -686,29 +673,16 @@ def test_what_a_killed_writer_left_is_swept(home: Path) -> None:
     assert not left.exists()
 
 
-# --- the index --------------------------------------------------------------------------------------------------------
+# --- where requests stand ---------------------------------------------------------------------------------------------
 
 
-def test_the_index_is_made_again_from_the_files(home: Path) -> None:
+def test_where_a_request_stands_is_read_from_files_and_log(home: Path) -> None:
     hand_in(home, signed(home))
     run, trust = Run.open(home / "run"), TrustFolder(home / "run")
-    before = index.rows(run.folder, trust)
+    before = intake.rows(run.folder, trust)
     assert [(row.state, row.phase, row.agent) for row in before] == [("open", "filed", "0")]
-    with sqlite3.connect(trust.path / index.FILE) as base:
-        assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert base.execute("SELECT count(*) FROM requests").fetchone() == (1,)
-    for path in trust.path.glob(f"{index.FILE}*"):
-        path.unlink()
-    assert index.rows(run.folder, trust) == before
-    for path in trust.path.glob(f"{index.FILE}*"):
-        path.write_bytes(b"no data base" * 1000)
-    assert index.rows(run.folder, trust) == before
-    with sqlite3.connect(trust.path / index.FILE) as base:
-        base.execute("UPDATE requests SET state = 'fulfilled'")
-        base.execute("UPDATE meta SET value = 'of another day'")
-    assert index.rows(run.folder, trust) == before
     serve(home)
-    (row,) = index.rows(run.folder, TrustFolder(home / "run"))
+    (row,) = intake.rows(run.folder, TrustFolder(home / "run"))
     assert (row.state, row.phase, row.expected_by) == ("fulfilled", "published", before[0].expected_by)
 
 
@@ -745,7 +719,7 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     code, said, err = unfed("log", "prove", run, "--client", "0", "-o", tmp_path / "proof.json")
     assert code == 0 and "none of the 1 rounds" in said, err
     proof = json.loads((tmp_path / "proof.json").read_text())
-    assert participation.verify_absence(proof, [keys.public_key(tmp_path / "operator.pub")]).rounds == 1
+    assert participation.verify_absence(proof, [signing.public_key(tmp_path / "operator.pub")]).rounds == 1
     assert unfed("export", run, "-o", tmp_path / "m.safetensors")[0] == 0
     assert unfed("check", run)[0] == 0
 
@@ -835,7 +809,7 @@ def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_
         shown = verdict(whole.to_bytes(), [trust.operator.pem])
         assert any("trained in none of the 2 rounds" in one for one in shown.proven)
         assert any("as the one in force" in one for one in shown.proven)
-    assert [row.phase for row in index.rows(record.folder, trust)] == ["published", "published"]
+    assert [row.phase for row in intake.rows(record.folder, trust)] == ["published", "published"]
     assert faults_of(home / "run") == []
 
 

@@ -12,9 +12,8 @@ import pytest
 from commands import called
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
-from unfed.trust import envelope, keys
-from unfed.trust.canonical import canonical, canonical_value
-from unfed.trust.keys import SigningKey
+from unfed.trust import signing
+from unfed.trust.signing import SigningKey, canonical, canonical_value
 from worlds import Small
 
 
@@ -42,15 +41,15 @@ def test_bytes_that_two_could_read_differently_are_refused(text: bytes) -> None:
 
 
 def test_a_key_file_is_for_its_owner_alone_and_is_not_replaced(tmp_path: Path) -> None:
-    made = keys.new(tmp_path / "client-3")
-    private, public = keys.files(tmp_path / "client-3")
+    made = signing.new_key(tmp_path / "client-3")
+    private, public = signing.key_files(tmp_path / "client-3")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert keys.signing_key(private).id == keys.public_key(public).id == made.id
+    assert signing.signing_key(private).id == signing.public_key(public).id == made.id
     with pytest.raises(UnfedError, match="is not replaced"):
-        keys.new(tmp_path / "client-3")
+        signing.new_key(tmp_path / "client-3")
     private.chmod(0o644)
     with pytest.raises(UnfedError, match="chmod 600"):
-        keys.signing_key(private)
+        signing.signing_key(private)
 
 
 def test_half_a_pair_of_keys_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +62,7 @@ def test_half_a_pair_of_keys_is_not_left(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        keys.new(tmp_path / "me")
+        signing.new_key(tmp_path / "me")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +71,7 @@ def test_a_key_needs_a_name(name: str) -> None:
     with pytest.raises(
         UnfedError, match="is a folder and no name for a key; give one, as in `unfed keys new operator`"
     ):
-        keys.new(Path(name))
+        signing.new_key(Path(name))
 
 
 CARELESS = {
@@ -94,7 +93,7 @@ def test_a_careless_command_is_answered_before_anything_is_signed(
     """Each was signed, and refused by the operator later, or half of it was written."""
     monkeypatch.chdir(tmp_path)
     for name in ("me", "operator"):
-        keys.new(Path(name))
+        signing.new_key(Path(name))
     Path("ids.csv").write_text("client,position\n0,1\n")
     for folder in ("folder", "taken.json.opening"):
         Path(folder).mkdir()
@@ -112,51 +111,51 @@ def test_a_file_that_holds_no_key_is_refused_in_one_sentence(tmp_path: Path) -> 
     (tmp_path / "a.key").write_bytes(b"nothing")
     (tmp_path / "a.key").chmod(0o600)
     with pytest.raises(UnfedError, match="no Ed25519 public key"):
-        keys.public_key(tmp_path / "a.pub")
+        signing.public_key(tmp_path / "a.pub")
     with pytest.raises(UnfedError, match="no private key"):
-        keys.signing_key(tmp_path / "a.key")
+        signing.signing_key(tmp_path / "a.key")
     with pytest.raises(UnfedError, match="cannot be read"):
-        keys.public_key(tmp_path / "none.pub")
+        signing.public_key(tmp_path / "none.pub")
 
 
 def test_what_is_signed_is_what_dsse_says() -> None:
     """The example of the DSSE protocol."""
-    assert envelope.pae("http://example.com/HelloWorld", b"hello world") == (
+    assert signing.pae("http://example.com/HelloWorld", b"hello world") == (
         b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
     )
 
 
 def test_an_envelope_is_read_again_by_whoever_knows_the_key() -> None:
     key, value = SigningKey.drawn(), {"a": [1, 2.5, "ü"]}
-    signed = envelope.read(envelope.sign("t", value, key).to_bytes())
-    assert envelope.opened(signed, "t", [SigningKey.drawn().public, key.public]) == (value, key.id)
+    signed = signing.read(signing.sign("t", value, key).to_bytes())
+    assert signing.opened(signed, "t", [SigningKey.drawn().public, key.public]) == (value, key.id)
 
 
 def test_an_altered_envelope_is_not_believed() -> None:
     key, other = SigningKey.drawn(), SigningKey.drawn()
-    good = envelope.sign("t", {"a": 1}, key)
+    good = signing.sign("t", {"a": 1}, key)
     with pytest.raises(UnfedError, match="none of the known keys"):
-        envelope.opened(good, "t", [other.public])
+        signing.opened(good, "t", [other.public])
     with pytest.raises(UnfedError, match="of the type"):
-        envelope.opened(good, "u", [key.public])
+        signing.opened(good, "u", [key.public])
     for altered in (
-        envelope.Envelope(good.payload + b" ", good.type, good.signatures),
-        envelope.Envelope(good.payload, good.type, ((key.id, b"\0" * 64),)),
-        envelope.Envelope(good.payload, good.type, ((key.id, b""),)),
-        envelope.Envelope(good.payload, good.type, ((key.id, other.sign(envelope.pae("t", good.payload))),)),
+        signing.Envelope(good.payload + b" ", good.type, good.signatures),
+        signing.Envelope(good.payload, good.type, ((key.id, b"\0" * 64),)),
+        signing.Envelope(good.payload, good.type, ((key.id, b""),)),
+        signing.Envelope(good.payload, good.type, ((key.id, other.sign(signing.pae("t", good.payload))),)),
     ):
         with pytest.raises(UnfedError, match="altered"):
-            envelope.opened(altered, "t", [key.public])
-    renamed = envelope.Envelope(good.payload, "u", good.signatures)  # one kind of statement does not pass for another
+            signing.opened(altered, "t", [key.public])
+    renamed = signing.Envelope(good.payload, "u", good.signatures)  # one kind of statement does not pass for another
     with pytest.raises(UnfedError, match="altered"):
-        envelope.opened(renamed, "u", [key.public])
+        signing.opened(renamed, "u", [key.public])
 
 
 def test_what_is_signed_but_not_canonical_is_refused() -> None:
     key, payload = SigningKey.drawn(), b'{"a": 1}'
-    loose = envelope.Envelope(payload, "t", ((key.id, key.sign(envelope.pae("t", payload))),))
+    loose = signing.Envelope(payload, "t", ((key.id, key.sign(signing.pae("t", payload))),))
     with pytest.raises(UnfedError, match="RFC 8785"):
-        envelope.opened(loose, "t", [key.public])
+        signing.opened(loose, "t", [key.public])
 
 
 @pytest.mark.parametrize(
@@ -173,4 +172,4 @@ def test_what_is_signed_but_not_canonical_is_refused() -> None:
 )
 def test_what_is_no_envelope_is_refused_in_one_sentence(raw: object) -> None:
     with pytest.raises(UnfedError, match="no DSSE envelope"):
-        envelope.read(json.dumps(raw).encode())
+        signing.read(json.dumps(raw).encode())

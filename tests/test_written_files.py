@@ -9,7 +9,7 @@ import pytest
 
 from commands import called
 from unfed import UnfedError, storage
-from unfed.trust import keys
+from unfed.trust import signing
 
 COMMANDS = [
     ["compare", "a", "b", "-o"],
@@ -61,8 +61,8 @@ def test_no_command_replaces_a_key(
 ) -> None:
     """Nobody has a private key twice: `unfed request sign --key me.key -o me.key` had left none."""
     monkeypatch.chdir(tmp_path)
-    keys.new(Path("me"))
-    for file in keys.files(Path("me")):
+    signing.new_key(Path("me"))
+    for file in signing.key_files(Path("me")):
         before = file.read_bytes()
         code, _, err = called([*words, str(file)], monkeypatch, capsys)
         assert code == 2 and f"{file} holds a key, and a key is not replaced; name another file." in err

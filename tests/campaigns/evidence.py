@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
-from unfed.trust import bundle, envelope, keys, revocation
-from unfed.trust.desk import Desk
+from unfed.trust import bundle, request, signing
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
-from unfed.trust.keys import SigningKey
+from unfed.trust.intake import Intake
+from unfed.trust.signing import SigningKey
 from unfed.trust.verdict import told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
@@ -27,7 +27,7 @@ from unfed.trust.verifier import BUNDLE, NotVerified
 def _bundle(here: Path) -> tuple[bytes, SigningKey]:
     """A whole bundle, and the key that signed it."""
     home = forged.home_of(here)
-    run, key = Run.open(home / "run"), keys.signing_key(home / "operator.key")
+    run, key = Run.open(home / "run"), signing.signing_key(home / "operator.key")
     entry = served(run, "leaves")
     return bundle.sign(findings(run, entry), key, bundle.from_log(run, entry)).to_bytes(), key
 
@@ -40,8 +40,8 @@ def verify(data: st.DataObject, here: Path, damage: Damage, changed: Changed, ne
     log = whole if data.draw(st.integers(0, 9)) == 0 else None
     mine = data.draw(st.booleans())
     if mine:
-        statement = changed(json.loads(envelope.read(whole).payload), chance, data.draw(nested))
-        sent = envelope.sign(BUNDLE, statement, key).to_bytes()
+        statement = changed(json.loads(signing.read(whole).payload), chance, data.draw(nested))
+        sent = signing.sign(BUNDLE, statement, key).to_bytes()
     else:
         sent = data.draw(damage(whole))
     try:
@@ -51,13 +51,13 @@ def verify(data: st.DataObject, here: Path, damage: Damage, changed: Changed, ne
         if not str(error).strip() or "\n" in str(error):
             raise AssertionError("a refusal that is no sentence") from error
         return
-    if not mine and envelope.read(sent).payload != envelope.read(whole).payload:
+    if not mine and signing.read(sent).payload != signing.read(whole).payload:
         raise AssertionError("an altered bundle was believed")
 
 
 @functools.cache
-def _desk(here: Path) -> Desk:
-    return Desk(Run.open(forged.home_of(here) / "run"))
+def _desk(here: Path) -> Intake:
+    return Intake(Run.open(forged.home_of(here) / "run"))
 
 
 def send(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nested: Any) -> None:
@@ -65,11 +65,11 @@ def send(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nest
     home = forged.renewed(here)
     desk, trust = _desk(here), TrustFolder(home / "run")
     chance = random.Random(data.draw(st.integers(0, 2**32)))
-    one = keys.signing_key(home / "one.key")
+    one = signing.signing_key(home / "one.key")
     if data.draw(st.booleans()):
-        whole = revocation.sign("leaves", "1", trust.operator.id, one)
+        whole = request.revoke("leaves", "1", trust.operator.id, one)
         value = changed(json.loads(whole.payload), chance, data.draw(nested))
-        sent = envelope.sign(revocation.TYPE, value, one).to_bytes()
+        sent = signing.sign(request.REVOCATION, value, one).to_bytes()
         desk.revoke(data.draw(damage(sent)) if data.draw(st.booleans()) else sent)
         raise AssertionError("what is fulfilled was revoked")
     body = {"request": json.loads((home / "leave.json").read_bytes()), "opening": None}

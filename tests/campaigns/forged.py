@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, envelope, intake, keys, participation, request, roster, story, watching
+from unfed.trust import intake, logbook, participation, request, signing
 from unfed.trust.folder import TrustFolder
 from unfed.trust.log import checkpoint_in
 from unfed.trust.request import Opening
@@ -31,9 +31,9 @@ def home_of(here: Path) -> Path:
     home = signed.logged(here / "signed")
     run, trust = Run.open(home / "run"), TrustFolder(home / "run")
     intake.receive(run, (home / "leave.json").read_bytes(), None, intake.Handling(until="1"))
-    with watching.logged(run) as watch:
+    with logbook.logged(run) as watch:
         run.execute(watch)
-    story.enter(run.folder, trust)
+    logbook.enter(run.folder, trust)
     shutil.copytree(home, here / "signed whole")
     return home
 
@@ -56,13 +56,13 @@ def hand_in(data: st.DataObject, here: Path, damage: Damage, changed: Changed, n
     if data.draw(st.booleans()):
         sent = data.draw(damage(good))
     else:
-        asked = envelope.shown(envelope.read(good)) | {"agent-request-id": f"f-{chance.randrange(10**9)}"}
+        asked = signing.shown(signing.read(good)) | {"agent-request-id": f"f-{chance.randrange(10**9)}"}
         if data.draw(st.booleans()):
             opening = Opening.drawn([("1", chance.randrange(5))])
             asked |= {"scope": {"samples": opening.scope()}}
         who = data.draw(st.sampled_from(["one", "one", "operator", "stranger"]))
         value = changed(asked, chance, data.draw(nested))
-        sent = envelope.sign(request.TYPE, value, keys.signing_key(home / f"{who}.key")).to_bytes()
+        sent = signing.sign(request.TYPE, value, signing.signing_key(home / f"{who}.key")).to_bytes()
     if data.draw(st.booleans()):
         raw = changed((opening or Opening.drawn([("1", 1)])).to_json(), chance, data.draw(nested))
         opening = Opening.from_json(raw)
@@ -77,7 +77,7 @@ def hand_in(data: st.DataObject, here: Path, damage: Damage, changed: Changed, n
 
 def _refusals_counted(trust: TrustFolder) -> int:
     """How many refusals stand in the file that counts them by hour; an hour that is over may be in the log."""
-    path = trust.path / story.REFUSED
+    path = trust.path / logbook.REFUSED
     return sum(sum(own.values()) for own in json.loads(path.read_text()).values()) if path.exists() else 0
 
 
@@ -100,16 +100,16 @@ def believe(data: st.DataObject, here: Path, changed: Changed, nested: Any) -> N
     whole = {
         "answer": answer,
         "checkpoint": trust.log.latest(),
-        "roster": envelope.read((trust.path / "roster.json").read_bytes()),
+        "roster": signing.read((trust.path / "roster.json").read_bytes()),
     }[kind]
     other = changed(whole.to_json(), chance, new)
-    read = envelope.read(json.dumps(other).encode())
+    read = signing.read(json.dumps(other).encode())
     if kind == "answer":
-        acknowledgement.verified(read, [trust.operator])
+        request.acknowledged(read, [trust.operator])
     elif kind == "checkpoint":
         checkpoint_in(read, [trust.operator])
     else:
-        roster.opened(read, trust.operator)
+        participation.opened_roster(read, trust.operator)
     if (read.payload, read.type) != (whole.payload, whole.type):
         raise AssertionError(f"an altered {kind} was believed")
 

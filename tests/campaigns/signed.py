@@ -13,11 +13,11 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.requests.options import RequestOptions
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, bundle, intake, keys, request, watching
+from unfed.trust import bundle, intake, logbook, request, signing
 from unfed.trust.checking import faults_of
 from unfed.trust.folder import TrustFolder
+from unfed.trust.participation import OPERATOR
 from unfed.trust.request import Opening
-from unfed.trust.roster import OPERATOR
 
 ANSWERED = "it is served once"
 """What a request that is handed in again is told, once it was answered."""
@@ -30,14 +30,14 @@ def logged(home: Path, clients: int = 2) -> Path:
     """A run that was trained under a log, everybody's keys, and a signed request of client 1."""
     home.mkdir(parents=True)
     for name in ("operator", "one", "stranger"):
-        keys.new(home / name)
+        signing.new_key(home / name)
     run = Run.create(Config.parse({**common.TINY, "partition": {"clients": clients}}), home / "run")
     trust = TrustFolder.begin(home / "run", home / "operator.key")
-    trust.enrol({"1": keys.public_key(home / "one.pub")})
-    with watching.logged(run) as watch:
+    trust.enrol({"1": signing.public_key(home / "one.pub")})
+    with logbook.logged(run) as watch:
         run.execute(watch)
     value = request.value({"clients": ["1"]}, "1", trust.operator.id, name="leaves") | {"log": trust.log.origin}
-    (home / "leave.json").write_bytes(request.sign(value, keys.signing_key(home / "one.key")).to_bytes())
+    (home / "leave.json").write_bytes(request.sign(value, signing.signing_key(home / "one.key")).to_bytes())
     return home
 
 
@@ -53,7 +53,7 @@ def templates(root: Path) -> None:
 def waiting_together(root: Path) -> None:
     """A folder in which two signed requests wait that are to share one recovery."""
     home = logged(root / "two wait", clients=3)
-    run, operator = Run.open(home / "run"), keys.signing_key(home / "operator.key")
+    run, operator = Run.open(home / "run"), signing.signing_key(home / "operator.key")
     asked = request.value({"clients": ["0"]}, OPERATOR, operator.public.id, name="goes")
     asked["log"] = TrustFolder(home / "run").log.origin
     handling = intake.Handling("not", "2", how=RequestOptions(together=True))
@@ -80,7 +80,7 @@ def outcome(path: Path, name: str) -> dict[str, Any]:
 def proven(path: Path) -> list[str]:
     """What a bundle proves, but for the moment at which it was signed; one that is not whole proves nothing."""
     try:
-        return bundle.verify(path, [keys.public_key(path.parent / "operator.pub")]).proven[1:]
+        return bundle.verify(path, [signing.public_key(path.parent / "operator.pub")]).proven[1:]
     except UnfedError as error:
         return [str(error)]
 
@@ -90,7 +90,7 @@ def proven(path: Path) -> list[str]:
 
 def requests(home: Path, count: int) -> list[str]:
     """Signed requests of client 1, each for a sample of its own."""
-    key, operator = keys.signing_key(home / "one.key"), keys.public_key(home / "operator.pub")
+    key, operator = signing.signing_key(home / "one.key"), signing.public_key(home / "operator.pub")
     (client,) = (client for client in Run.open(home / "run").world(0).clients if client.name == "1")
     names = []
     for number, place in enumerate(client.train[:count].tolist()):
@@ -120,6 +120,6 @@ def lost(home: Path, names: list[str]) -> str | None:
             return f"{len(found)} of {len(names)} have a leaf of the type {kind}"
     for name in names:
         answer = trust.acknowledgement(name)
-        if answer is None or acknowledgement.verified(answer, [trust.operator]).expected_by == "":
+        if answer is None or request.acknowledged(answer, [trust.operator]).expected_by == "":
             return f"{name} has no answer"
     return next(iter(faults_of(home / "run")), None)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from unfed.requests.entry import Entry
     from unfed.requests.options import RequestOptions
     from unfed.runs.run import Run
-    from unfed.trust.keys import PublicKey
     from unfed.trust.log import Checkpoint
+    from unfed.trust.signing import PublicKey
     from unfed.trust.verdict import Verdict
 
 keys_app = typer.Typer(help="Keys that sign requests, and whose they are.", no_args_is_help=True)
@@ -55,9 +55,9 @@ def keys_new(
 
     NAME.key stays with its owner, NAME.pub is given away.
     """
-    from unfed.trust import keys
+    from unfed.trust import signing
 
-    made, (private, public) = keys.new(name), keys.files(name)
+    made, (private, public) = signing.new_key(name), signing.key_files(name)
     if as_json:
         echo_json({"id": made.id, "private": str(private), "public": str(public)})
     else:
@@ -78,7 +78,7 @@ def keys_roster(
     The first time, it begins the run's log.
     """
     from unfed.folder.folder import RunFolder
-    from unfed.trust import keys, roster, story
+    from unfed.trust import logbook, participation, signing
     from unfed.trust.folder import TrustFolder
     from unfed.trust.log import CHECKPOINTS
 
@@ -93,12 +93,12 @@ def keys_roster(
             raise UnfedError(f"This run has no client {name!r}; it has {len(known)}, the first is {known[0]!r}.")
         if name in given:
             raise UnfedError(f"Client {name!r} is given two keys; a client has one.")
-        given[name] = keys.public_key(Path(file))
+        given[name] = signing.public_key(Path(file))
     trust = TrustFolder.begin(run, operator)
     found = trust.enrol(given)
-    story.enter(RunFolder(run), trust)  # what happened before the log began
+    logbook.enter(RunFolder(run), trust)  # what happened before the log began
     if as_json:
-        echo_json(roster.to_json(found))
+        echo_json(participation.roster_json(found))
     else:
         number = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
         say(f"On the roster of {run}: the operator and {number}. Requests go to {found.business}.")
@@ -139,10 +139,10 @@ def request_sign(
     from unfed import storage
     from unfed.data import SampleList
     from unfed.model.digest import digests, fingerprint
-    from unfed.trust import intake, keys, request
-    from unfed.trust.roster import OPERATOR
+    from unfed.trust import intake, request, signing
+    from unfed.trust.participation import OPERATOR
 
-    own, operator = keys.signing_key(key), keys.public_key(to)
+    own, operator = signing.signing_key(key), signing.public_key(to)
     opening = None
     scope: dict[str, Any]
     if sum((bool(client) and samples is None, bool(classes), samples is not None)) != 1:
@@ -186,8 +186,8 @@ def request_check(
     Nothing is filed, nothing is logged.
     """
     from unfed.trust import intake
-    from unfed.trust.canonical import read_file
     from unfed.trust.folder import TrustFolder
+    from unfed.trust.signing import read_file
 
     _, asked = intake.believe(TrustFolder(run), read_file(file, "request"))
     if as_json:
@@ -210,9 +210,10 @@ def request_revoke(
     Once handed in, the request is let go unless it is fulfilled.
     """
     from unfed import storage
-    from unfed.trust import keys, revocation
+    from unfed.trust import request as requests
+    from unfed.trust import signing
 
-    signed = revocation.sign(request, client, keys.public_key(to).id, keys.signing_key(key))
+    signed = requests.revoke(request, client, signing.public_key(to).id, signing.signing_key(key))
     storage.deliver(out, signed.to_bytes())
     say(f"Signed the revocation of request {request} by {client}: {out}.")
 
@@ -229,9 +230,9 @@ def request_refuse(
     it in again.
     """
     from unfed.runs.run import Run
-    from unfed.trust import revocation
+    from unfed.trust import intake
 
-    file = revocation.refuse(Run.open(run), request, reason)
+    file = intake.refuse(Run.open(run), request, reason)
     say(f"Request {request} is refused; it stays owed, and its rows stay out. Send the client the reason: {file}.")
 
 
@@ -240,14 +241,14 @@ def request_refuse(
 
 def _checkpoint_in(file: Path, operator: "PublicKey") -> "Checkpoint":
     """The last checkpoint in a file that this operator signed; an acknowledgement has one too."""
-    from unfed.trust import acknowledgement, envelope
-    from unfed.trust.canonical import read_file
+    from unfed.trust import request, signing
     from unfed.trust.log import checkpoint_in
+    from unfed.trust.signing import read_file
 
     lines = [line for line in read_file(file, "checkpoint").splitlines() if line.strip()]
-    signed = envelope.read(lines[-1] if lines else b"", "checkpoint")
-    if signed.type == acknowledgement.TYPE:
-        return acknowledgement.verified(signed, [operator]).checkpoint
+    signed = signing.read(lines[-1] if lines else b"", "checkpoint")
+    if signed.type == request.ACKNOWLEDGEMENT:
+        return request.acknowledged(signed, [operator]).checkpoint
     return checkpoint_in(signed, [operator])
 
 
@@ -343,7 +344,7 @@ def bundle(
     from unfed.runs.onlooker import keeps_log
     from unfed.runs.record import Record
     from unfed.trust import bundle as bundles
-    from unfed.trust import keys
+    from unfed.trust import signing
     from unfed.trust.findings import findings, served
     from unfed.trust.folder import TrustFolder
 
@@ -356,7 +357,7 @@ def bundle(
             f"{run} keeps no log, so no key is known; give the operator's with --key FILE.key"
             f" (`{typed('keys', 'new', 'operator')}` makes one)."
         )
-    own = trust.key if key is None and trust is not None else keys.signing_key(key or Path())
+    own = trust.key if key is None and trust is not None else signing.signing_key(key or Path())
     if trust is not None and own.id != trust.operator.id:
         raise UnfedError(f"The log of {run} is signed by another key; leave --key out, or give that one.")
     said, log = findings(record, entry), bundles.from_log(record, entry)
@@ -398,11 +399,11 @@ def verify(
     not. Exit code 2 where something does not hold.
     """
     from unfed.trust import bundle as bundles
-    from unfed.trust import keys
+    from unfed.trust import signing
     from unfed.trust.verdict import told
 
     _refuse_one_place(bundle, page)
-    known = [keys.public_key(path) for path in key]
+    known = [signing.public_key(path) for path in key]
     verdict = bundles.verify(bundle, known, log, model)
     if page is not None:
         _write_page(page, verdict, [one.id for one in known])
@@ -422,7 +423,7 @@ def _write_page(path: Path, verdict: "Verdict", keys: list[str], folder: "RunFol
     """Write the page of a bundle; whose run is at hand, it is entered there."""
     from unfed import storage
     from unfed.folder.handed_out import hand_out
-    from unfed.trust.page import page
+    from unfed.trust.verdict import page
 
     data = page(verdict, keys).encode()
     if folder is None:
@@ -476,16 +477,15 @@ def serve(
     """
     from unfed.requests.options import RequestOptions
     from unfed.runs.run import Run
-    from unfed.trust.desk import Desk
-    from unfed.trust.intake import Handling
-    from unfed.trust.listening import Address, Listener, tokens_in
+    from unfed.trust.intake import Handling, Intake
+    from unfed.trust.service import Address, Listener, tokens_in
 
     opened = Run.open(run)
     opened.permit()
     address = Address(host, port, tuple(names))
     rules = address.rules(frozenset() if token is None else tokens_in(token), largest)
     listener = Listener(
-        Desk(opened, Handling(method, until, how=RequestOptions(together=together))), address, rules, work, allow_code
+        Intake(opened, Handling(method, until, how=RequestOptions(together=together))), address, rules, work, allow_code
     )
     if token is not None:
         say(f"Callers need a token of {token}.")
@@ -508,28 +508,28 @@ def received(
 
     It is to be handled like this: method, until, seed, options.
     """
-    from unfed.trust import acknowledgement, intake
-    from unfed.trust.canonical import read_file
+    from unfed.trust import intake, request
     from unfed.trust.folder import TrustFolder
+    from unfed.trust.signing import read_file
 
     opened = None if opening is None else intake.opening_in(read_file(opening, "opening"))
     taken = intake.receive(run, read_file(signed, "request"), opened, intake.Handling(*handling))
     trust, name = TrustFolder(run.folder.path), taken.entry.request.id
-    due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
+    due = request.acknowledged(taken.acknowledgement, [trust.operator]).expected_by
     answer = trust.acknowledgement_file(name)
     return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
 
 
 def revoked(run: "Run", name: str, file: Path) -> "Entry":
     """Let a request go by the signed revocation in a file."""
-    from unfed.trust import envelope, revocation
-    from unfed.trust.canonical import read_file
+    from unfed.trust import intake, signing
+    from unfed.trust.signing import read_file
 
     data = read_file(file, "revocation")
-    told = envelope.shown(envelope.read(data, "revocation"))
+    told = signing.shown(signing.read(data, "revocation"))
     if not isinstance(told, dict) or told.get("agent-request-id") != name:
         raise UnfedError(f"{file} does not revoke request {name!r}; give the right file.")
-    return revocation.receive(run, data)
+    return intake.take_back(run, data)
 
 
 @contextmanager
@@ -543,13 +543,13 @@ def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
     if not keeps_log(folder.path):
         yield
         return
-    from unfed.trust import story
+    from unfed.trust import logbook
     from unfed.trust.folder import TrustFolder
 
     trust = TrustFolder(folder.path)
     trust.require_key()
     yield
-    story.enter(folder, trust, purged)
+    logbook.enter(folder, trust, purged)
 
 
 def due_dates(run: Path) -> dict[str, str]:

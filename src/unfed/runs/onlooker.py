@@ -42,7 +42,7 @@ def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Wa
     """The watch, with the log behind it where the run keeps one."""
     if not keeps_log(run.folder.path):
         return nullcontext(watch or QuietWatch())
-    found: AbstractContextManager[Watch] = _extra("watching").logged(run, watch)
+    found: AbstractContextManager[Watch] = _extra("logbook").logged(run, watch)
     return found
 
 

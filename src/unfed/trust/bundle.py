@@ -25,13 +25,11 @@ from unfed.folder import old_evidence
 from unfed.requests.entry import Entry, now
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
-from unfed.trust import envelope, merkle, story, verifier
-from unfed.trust.canonical import read_file
-from unfed.trust.envelope import Envelope
+from unfed.trust import logbook, merkle, signing, verifier
 from unfed.trust.folder import TrustFolder
-from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Checkpoint
 from unfed.trust.participation import ROUND
+from unfed.trust.signing import Envelope, PublicKey, SigningKey, read_file
 from unfed.trust.verdict import Verdict, verdict
 from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified
 
@@ -55,9 +53,9 @@ def from_log(record: Record, entry: Entry) -> FromLog:
     if not keeps_log(folder.path):
         return FromLog()
     trust = TrustFolder(folder.path)
-    story.enter(folder, trust)
+    logbook.enter(folder, trust)
     signed = trust.log.latest()
-    lines = trust.log.lines[: Checkpoint.from_json(envelope.shown(signed)).size]
+    lines = trust.log.lines[: Checkpoint.from_json(signing.shown(signed)).size]
     leaves = trust.log.leaves[: len(lines)]
     whole = {"leaves": [line.decode() for line in lines], "checkpoint": signed.to_json()}
     answer = trust.acknowledgement(entry.request.id)
@@ -119,7 +117,7 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
             "acknowledgement": None if log.acknowledgement is None else log.acknowledgement.to_json(),
         },
     }
-    return envelope.sign(BUNDLE, statement, key)
+    return signing.sign(BUNDLE, statement, key)
 
 
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:

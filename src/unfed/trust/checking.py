@@ -12,11 +12,11 @@ from unfed.requests.entry import Entry
 from unfed.runs.onlooker import logs_named
 from unfed.runs.record import Record
 from unfed.trust import log as logs
-from unfed.trust.canonical import canonical
 from unfed.trust.folder import ROSTER, TrustFolder, envelope_at
 from unfed.trust.log import Checkpoint
+from unfed.trust.logbook import due
 from unfed.trust.participation import ROUND
-from unfed.trust.story import due
+from unfed.trust.signing import canonical
 
 
 def faults_of(run: Path, kept: Checkpoint | None = None) -> list[str]:

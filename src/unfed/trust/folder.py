@@ -6,8 +6,7 @@
     acknowledgements/    the answers, as they were given; those of purged clients go
     declined/ID.json     the operator's signed refusals, with their reasons
     refused.json         how many requests were not believed, by hour and reason, until the hour is logged
-    log.jsonl …          what happened (`log.py`), under names that can be made meaningless (`pseudonyms.py`)
-    index.sqlite         an index over all of this; deleted, it is made again (`index.py`)
+    log.jsonl …          what happened (`log.py`), under names that can be made meaningless (`participation.py`)
 
 The run folder is the truth about requests; what lies here says that it was asked for and answered, and signs for it.
 """
@@ -28,13 +27,10 @@ from unfed.errors import UnfedError, typed
 from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Entry, Job, now
 from unfed.runs.onlooker import keeps_log
-from unfed.trust import envelope, keys, merkle, roster
-from unfed.trust.envelope import Envelope
-from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust import merkle, participation, signing
 from unfed.trust.log import Log, read_from
-from unfed.trust.participation import ROUND, Participants
-from unfed.trust.pseudonyms import Pseudonyms
-from unfed.trust.roster import Roster
+from unfed.trust.participation import ROUND, Participants, Pseudonyms, Roster
+from unfed.trust.signing import Envelope, PublicKey, SigningKey
 
 NAME = "trust"
 OPERATOR, ROSTER = "operator.json", "roster.json"
@@ -73,14 +69,14 @@ class TrustFolder:
             raise UnfedError(
                 f"{told} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
             )
-        self.key_file, self.operator = Path(raw["key"]), keys.public_in(raw["public"], told)
+        self.key_file, self.operator = Path(raw["key"]), signing.public_in(raw["public"], told)
         self._secret: bytes = raw["secret"].encode()
         self.log, self.participants = Log(self.path, raw["origin"]), Participants(self.path)
 
     @staticmethod
     def begin(run: Path, key_file: Path) -> TrustFolder:
         """Begin the log of a run, signed by this key; one that was begun with it goes on."""
-        folder, key = RunFolder(run), keys.signing_key(key_file)
+        folder, key = RunFolder(run), signing.signing_key(key_file)
         folder.description()  # refuses what is no run
         if keeps_log(run):
             found = TrustFolder(run)
@@ -112,7 +108,7 @@ class TrustFolder:
                 f"The log of {self.run} is signed by the key {self.operator.id[:16]}…, which is not at"
                 f" {self.key_file} any more; put it back there."
             )
-        found = keys.signing_key(self.key_file)
+        found = signing.signing_key(self.key_file)
         if found.id != self.operator.id:
             raise UnfedError(f"{self.key_file} is not the key that signs the log of {self.run}; put that one there.")
         return found
@@ -147,11 +143,11 @@ class TrustFolder:
         signed = envelope_at(path, "roster")
         if signed is None:
             return Roster(self.operator.id, self.operator, {}, "")
-        return roster.opened(signed, self.operator, f"roster at {path}")
+        return participation.opened_roster(signed, self.operator, f"roster at {path}")
 
     def enrol(self, clients: Mapping[str, PublicKey]) -> Roster:
         """Put clients on the roster, with those that are on it already, and sign it anew."""
-        signed = roster.sign(self.operator.id, {**self.roster.clients, **clients}, self.key)
+        signed = participation.sign_roster(self.operator.id, {**self.roster.clients, **clients}, self.key)
         storage.write_bytes(self.path / ROSTER, signed.to_bytes())
         found = self.roster
         told = {"clients": len(found.clients), "keys": merkle.sorted_root(_entries(found)).hex()}
@@ -194,7 +190,7 @@ class TrustFolder:
     def agent(self, name: str) -> str | None:
         """Who signed a request: a client's name, or `operator`; None where it came unsigned."""
         signed = self.signed_request(name)
-        told = envelope.shown(signed) if signed else None
+        told = signing.shown(signed) if signed else None
         return told.get("agent-id") if isinstance(told, dict) else None
 
     def acknowledgement(self, name: str) -> Envelope | None:
@@ -213,4 +209,4 @@ def _entry(client: str, key: PublicKey) -> bytes:
 
 def envelope_at(path: Path, what: str) -> Envelope | None:
     """What was signed, as it lies in a file, if there is one; whether it is believed is asked later."""
-    return envelope.read(read_from(path), f"{what} at {path}") if path.exists() else None
+    return signing.read(read_from(path), f"{what} at {path}") if path.exists() else None

@@ -5,26 +5,41 @@
 
 A process killed on the way leaves steps undone; the same bytes handed in again take the rest of them. Once answered,
 they are a replay, and refused.
+
+    {"business-id": …, "agent-request-id": …, "request": its digest, "decided-at": …, "reason": …, "complaint": …}
+
+Only the agent who signed a request can revoke it; what came unsigned is the operator's own. Revoked twice it is revoked
+once; what is fulfilled cannot be revoked. The operator's refusal (GDPR, Article 12(4)), as above, is signed and logged:
+the request stays owed, its rows stay out, and the client may hand it in again. `Intake` is all of this for one run, one
+caller at a time, so nothing that is handed in at the same moment is lost; `service.py` puts it on a network.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from unfed import storage
+from unfed.config.reading import check_id
 from unfed.data import Request
 from unfed.errors import Halted, UnfedError
+from unfed.folder import carriers
 from unfed.folder import locks as presence
-from unfed.requests.entry import Entry, now
+from unfed.folder.folder import RunFolder
+from unfed.report.words import date_text
+from unfed.requests.entry import Entry, date_of, now
 from unfed.requests.options import RequestOptions
+from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, envelope, request, story
-from unfed.trust.canonical import canonical, parsed
-from unfed.trust.envelope import Envelope
+from unfed.trust import bundle, logbook, request, signing, verifier
+from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
+from unfed.trust.participation import OPERATOR
 from unfed.trust.request import Asked, NotBelieved, Opening
-from unfed.trust.roster import OPERATOR
+from unfed.trust.signing import Envelope, canonical, parsed
 
 
 @dataclass(frozen=True)
@@ -56,21 +71,21 @@ def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Han
         except Halted:
             raise
         except UnfedError as error:
-            story.count_refusal(trust, error.reason if isinstance(error, NotBelieved) else "opening")
+            logbook.count_refusal(trust, error.reason if isinstance(error, NotBelieved) else "opening")
             raise
         try:
             return _take(run, trust, signed, asked, _File(wanted, handling))
         except Halted:
             raise
         except UnfedError:
-            story.count_refusal(trust, "queue")
+            logbook.count_refusal(trust, "queue")
             raise
 
 
 def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     """The request in these bytes, if it is to be believed and was not answered before."""
     try:
-        signed = envelope.read(data, "request")
+        signed = signing.read(data, "request")
     except UnfedError as error:
         raise NotBelieved("unreadable", str(error)) from error
     asked = request.believed(signed, trust.roster)
@@ -128,7 +143,7 @@ def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _F
         found = trust.enter(leaf)[0], leaf
     place, leaf = found
     answer = _answer(trust, signed, asked, place, str(leaf["at"]))
-    story.enter(run.folder, trust)
+    logbook.enter(run.folder, trust)
     return Taken(entry, answer)
 
 
@@ -138,9 +153,9 @@ def _answer(trust: TrustFolder, signed: Envelope, asked: Asked, place: int, rece
     pseudonym = None if name is None else trust.pseudonyms.of([name])[name].hex()
     business = trust.operator.id
     client = {"pseudonym": pseudonym, "signer": trust.bound_key(asked.agent)}
-    answer = acknowledgement.sign(signed, received, business, client, trust.log, place, trust.key)
+    answer = request.acknowledge(signed, received, business, client, trust.log, place, trust.key)
     storage.write_bytes(trust.acknowledgement_file(asked.id), answer.to_bytes())
-    due = acknowledgement.month_later(received)
+    due = request.month_later(received)
     told = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}
     trust.enter(told)
     return answer
@@ -159,7 +174,7 @@ def _since_declined(trust: TrustFolder, leaf: tuple[int, Any] | None, name: str)
 
 
 def _who_and_what(signed: Envelope) -> tuple[Any, Any]:
-    asked = request.read(envelope.shown(signed))
+    asked = request.read(signing.shown(signed))
     return asked.agent, asked.scope
 
 
@@ -171,3 +186,269 @@ def opening_in(data: bytes) -> Opening:
 def opening_bytes(opening: Opening) -> bytes:
     """An opening as a file."""
     return canonical(opening.to_json()) + b"\n"
+
+
+# --- taking back and refusing -----------------------------------------------------------------------------------------
+
+
+REFUSAL = "application/vnd.unfed.refusal+json"
+COMPLAINT = "You may complain to a supervisory authority, and go to court (GDPR, Articles 12(4), 77 and 79)."
+
+
+def take_back(run: Run, data: bytes) -> Entry:
+    """Let a request go, if whoever signed this may; a refusal is logged."""
+    trust = TrustFolder(run.folder.path)
+    with presence.held(trust.path, "intake", wait=-1):
+        try:
+            name = _revocable(trust, signing.read(data, "revocation"))
+        except UnfedError:
+            logbook.count_refusal(trust, "revocation")
+            raise
+        entry = run.queue.withdraw(name, trust.agent(name))
+    logbook.enter(run.folder, trust)
+    return entry
+
+
+def _revocable(trust: TrustFolder, signed: Envelope) -> str:
+    """The id of the request that may be let go."""
+    raw, key_id = signing.opened(signed, request.REVOCATION, trust.roster.keys, "revocation")
+    fields = request.REVOCATION_FIELDS
+    if not isinstance(raw, Mapping) or set(raw) != set(fields) or not all(isinstance(v, str) for v in raw.values()):
+        raise UnfedError(f"A revocation has exactly {', '.join(fields)}; sign it again.")
+    date_of(raw["issued-at"])
+    name, signer = check_id(raw["agent-request-id"], "agent-request-id"), trust.roster.agent(key_id)
+    if (raw["agent-id"], raw["business-id"]) != (signer, trust.roster.business):
+        raise UnfedError(
+            "The revocation names another agent or operator than those who signed and got it; it is refused."
+        )
+    if (raw["drp.version"], raw["exercise"]) != ("1.0", "revocation"):
+        raise UnfedError("This is no revocation of the version 1.0; sign it anew.")
+    if signer != (trust.agent(name) or OPERATOR):
+        raise UnfedError(f"Request {name!r} is not one that {signer!r} asked for, so it stays; ask its signer.")
+    return name
+
+
+def refuse(run: Run, name: str, reason: str) -> Path:
+    """Refuse a request, signed by the operator; the file that goes to the client."""
+    trust, wanted = TrustFolder(run.folder.path), reason.strip()
+    if not 0 < len(wanted) <= 2000 or not verifier.one_line(wanted):
+        raise UnfedError("A refusal needs a reason in one line of at most 2,000 characters; give it with --reason.")
+    with presence.held(trust.path, "intake", wait=-1):
+        asked = trust.signed_request(name)
+        if asked is None:
+            raise UnfedError(f"Request {name!r} came unsigned; `{run.command('withdraw', name)}` lets it go.")
+        told = {"business-id": trust.operator.id, "agent-request-id": name, "request": asked.digest}
+        signed = signing.sign(
+            REFUSAL, {**told, "decided-at": now(), "reason": wanted, "complaint": COMPLAINT}, trust.key
+        )
+        run.queue.refuse(name, wanted)
+        storage.write_bytes(trust.declined_file(name), signed.to_bytes())
+        trust.enter({"type": "declined", "at": now(), "request": name, "sha256": signed.digest})
+    logbook.enter(run.folder, trust)
+    return trust.declined_file(name)
+
+
+# --- where requests stand ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a request stands, from its file and the log."""
+
+    id: str
+    number: int
+    state: str
+    reason: str | None
+    phase: str
+    """Where it is inside its state: filed, perturbed, round k, gated, published."""
+    agent: str | None
+    """Who signed it; None where it was asked without a signature."""
+    kind: str
+    created: str
+    changed: str | None
+    received: str | None
+    expected_by: str | None
+
+
+def rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
+    """Every request in the order in which they came."""
+    leaves = trust.log.leaves
+    about: dict[Any, list[Mapping[str, Any]]] = {}
+    for leaf in leaves:
+        about.setdefault(str(leaf.get("request")), []).append(leaf)
+    return [
+        _row(entry, trust, about.get(entry.request.id, []) if entry.shared is None else leaves_about(entry, leaves))
+        for entry in folder.book().entries
+    ]
+
+
+def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The leaves that tell of a request, in their order: its own, and the rounds of a job that it shared."""
+    return [leaf for leaf in leaves if leaf.get("request") in entry.names]
+
+
+def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:
+    received = next((leaf["at"] for leaf in own if leaf["type"] == "request"), None)
+    due = next((leaf["expected_by"] for leaf in own if leaf["type"] == "acknowledgement"), None)
+    agent = trust.agent(entry.request.id)
+    moments = (entry.created, entry.changed, received, due)
+    return Row(
+        entry.request.id, entry.number, entry.state, entry.reason, phase(own), agent, entry.request.kind, *moments
+    )
+
+
+def phase(leaves: Sequence[Mapping[str, Any]]) -> str:
+    """Where a request is inside its state, by the last leaf about it that says so."""
+    words = {"gate": "gated", "in-force": "published", "request": "filed"}
+    for leaf in reversed(leaves):
+        if leaf["type"] == "round":
+            return "perturbed" if leaf["round"] == 0 else f"round {leaf['round']}"
+        if leaf["type"] in words:
+            return words[leaf["type"]]
+    return "filed"
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+class Unknown(UnfedError):
+    """There is no such thing here."""
+
+
+class Intake:
+    """Takes and answers requests for one run."""
+
+    def __init__(self, run: Run, handling: Handling | None = None) -> None:
+        self.run, self._handling = run, handling or Handling()
+        self.trust = TrustFolder(run.folder.path)
+        self.trust.key  # noqa: B018  (without it nothing can be answered: said before anybody asks)
+        self._one_at_a_time = threading.RLock()
+
+    # --- taking ---------------------------------------------------------------------------------------------------
+
+    def submit(self, data: bytes) -> Envelope:
+        """Take a signed request, alone or as {"request": …, "opening": …}; the signed answer."""
+        opening, raw = None, parsed(data, "request")
+        if isinstance(raw, Mapping) and "request" in raw:
+            if set(raw) - {"request", "opening"}:
+                raise UnfedError("Beside a signed request there can be its opening, and nothing else; send these.")
+            opening = None if raw.get("opening") is None else Opening.from_json(raw["opening"])
+            data = canonical(raw["request"])
+        with self._one_at_a_time:
+            return receive(self.run, data, opening, self._handling).acknowledgement
+
+    def revoke(self, data: bytes) -> dict[str, Any]:
+        """Let a request go, by a signed revocation; where it stands now."""
+        with self._one_at_a_time:
+            return self.follow(take_back(self.run, data).request.id)
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Every request in the order in which they came, as the page and the interface show it."""
+        with self._one_at_a_time:
+            found = rows(self.run.folder, self.trust)  # before the files: what another process files is in these
+            entries, carried = {entry.request.id: entry for entry in self.run.folder.book().entries}, self._carried()
+            return [_told(row, entries[row.id], carried.get(row.id, [])) for row in found]
+
+    def follow(self, name: str) -> dict[str, Any]:
+        """Where one request stands."""
+        found = next((row for row in self.queue() if row["id"] == name), None)
+        if found is None:
+            raise Unknown(f"There is no request {name[:64]!r} here; check its id.")
+        return found
+
+    def story(self, name: str) -> dict[str, Any]:
+        """One request with everything that the log says of it, in words."""
+        with self._one_at_a_time:
+            found, entry = self.follow(name), self.run.queue.book.find(name)
+            assert entry is not None
+            own = leaves_about(entry, self.trust.log.leaves)
+            events = [(date_text(str(leaf["at"])), said) for leaf in _without_rounds(own) if (said := _event(leaf))]
+            checks = (entry.gate or {}).get("checks") or []
+            return {
+                **found,
+                "events": events,
+                "checks": checks,
+                "way_out": self.run.way_out(entry) if entry.owed else "",
+            }
+
+    def acknowledgement(self, name: str) -> Envelope:
+        """The signed answer to a request."""
+        self.follow(name)
+        answer = self.trust.acknowledgement(name)
+        if answer is None:
+            raise Unknown(f"Request {name!r} has no signed answer here: it came unsigned, or it was purged.")
+        return answer
+
+    def bundle(self, name: str) -> Envelope:
+        """The evidence of a request that was served."""
+        self.follow(name)
+        with self._one_at_a_time:
+            entry = served(self.run, name)
+            return bundle.sign(findings(self.run, entry), self.trust.key, bundle.from_log(self.run, entry))
+
+    def in_force(self) -> str:
+        """Which model is in force, in words."""
+        return "; ".join(in_force(self.run, seed).sentence for seed in self.run.config.seed_list)
+
+    def _carried(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for one in carriers.influence(self.run.folder, self.run.folder.book()):
+            found.setdefault(one["request"], []).append(one["what"])
+        return found
+
+
+def _told(row: Row, entry: Entry, carried: list[str]) -> dict[str, Any]:
+    over = entry.state in ("fulfilled", "revoked")
+    counts = {what: carried.count(what) for what in carried}
+    return {
+        "id": row.id,
+        "subject": entry.request.subject,
+        "state": row.state,
+        "reason": row.reason,
+        "standing": entry.standing,
+        "phase": row.phase if row.state == "in_progress" else None,
+        "signed_by": row.agent,
+        "asked": row.received or row.created,
+        "changed": row.changed,
+        "expected_by": row.expected_by,
+        "overdue": bool(row.expected_by and not over and row.expected_by < now()),
+        "owed": entry.owed,
+        "shared_with": max(0, len(entry.together) - 1),
+        "why": entry.why,
+        "still_carries": [{"what": what, "files": count} for what, count in counts.items()],
+    }
+
+
+def _without_rounds(leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The leaves, of a stretch of rounds only the first and the last: a story has no thousand lines."""
+    kept = []
+    for place, leaf in enumerate(leaves):
+        beside = [*leaves[place - 1 : place], *leaves[place + 1 : place + 2]]
+        inside = len(beside) == 2 and all(one["type"] == "round" for one in beside)
+        if leaf["type"] != "round" or not inside or leaf["round"] == 0:
+            kept.append(leaf)
+    return kept
+
+
+def _event(leaf: Mapping[str, Any]) -> str:
+    """A leaf of the log as a reader would say it."""
+    kind = leaf["type"]
+    if kind == "round":
+        asked = leaf["participants"]["size"]
+        return f"round {leaf['round']}: {asked} clients trained" if leaf["round"] else "the model was perturbed"
+    if kind == "state":
+        return str(leaf["state"]).replace("_", " ") + (f" ({leaf['reason']})" if leaf.get("reason") else "")
+    if kind == "gate":
+        said = ", ".join(f"{name} {verdict}" for name, verdict in dict(leaf.get("checks") or {}).items())
+        return f"the gate: {said}" + ("; put in force all the same" if leaf.get("accepted") else "")
+    words = {
+        "request": "the signed request was received",
+        "declined": "the operator refused it, with a signed reason",
+        "acknowledgement": f"acknowledged, to be answered by {date_text(str(leaf.get('expected_by')))}",
+        "in-force": "its model came into force",
+        "publication": "its model was exported",
+        "purge": f"{leaf.get('files')} files that carried it were deleted",
+    }
+    return words.get(kind, "")

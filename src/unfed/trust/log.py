@@ -23,11 +23,9 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
 from unfed.requests.entry import now
-from unfed.trust import envelope, merkle
-from unfed.trust.canonical import canonical, canonical_value
-from unfed.trust.envelope import Envelope
-from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust import merkle, signing
 from unfed.trust.merkle import Frontier
+from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical, canonical_value
 
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints.jsonl"
 CHECKPOINT_TYPE = "application/vnd.unfed.checkpoint+json"
@@ -92,7 +90,7 @@ class Checkpoint:
 
 def checkpoint_in(signed: Envelope, keys: Sequence[PublicKey]) -> Checkpoint:
     """The checkpoint in an envelope, if one of these keys signed it."""
-    return Checkpoint.from_json(envelope.opened(signed, CHECKPOINT_TYPE, keys, "checkpoint")[0])
+    return Checkpoint.from_json(signing.opened(signed, CHECKPOINT_TYPE, keys, "checkpoint")[0])
 
 
 class Log:
@@ -131,7 +129,7 @@ class Log:
     def checkpoints(self) -> list[Envelope]:
         """Every signed checkpoint, the oldest first; whether they hold is for `faults` to say."""
         lines = _whole_lines(self.folder / CHECKPOINTS)
-        return [envelope.read(line, f"checkpoint {n} of {self.folder / CHECKPOINTS}") for n, line in enumerate(lines)]
+        return [signing.read(line, f"checkpoint {n} of {self.folder / CHECKPOINTS}") for n, line in enumerate(lines)]
 
     def latest(self) -> Envelope:
         """The newest signed checkpoint."""
@@ -141,7 +139,7 @@ class Log:
 
     def unsigned(self) -> list[str]:
         """The types of the leaves after the newest checkpoint: they could be written without a key."""
-        size = max((Checkpoint.from_json(envelope.shown(one)).size for one in self.checkpoints()), default=0)
+        size = max((Checkpoint.from_json(signing.shown(one)).size for one in self.checkpoints()), default=0)
         return [leaf["type"] for leaf in self.leaves[size:]]
 
     def _forget(self) -> None:
@@ -198,7 +196,7 @@ class Log:
                     return kept[-1]
                 self._refuse_if_rewritten(last)
             fresh = Checkpoint(self.origin, self._frontier.size, root, now())
-            signed = envelope.sign(CHECKPOINT_TYPE, fresh.to_json(), key)
+            signed = signing.sign(CHECKPOINT_TYPE, fresh.to_json(), key)
             path = self.folder / CHECKPOINTS
             storage.cut(path, sum(len(line) + 1 for line in _whole_lines(path)))
             storage.append_line(path, signed.to_bytes().decode().rstrip("\n"))
@@ -240,7 +238,7 @@ def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) 
     for number, text in enumerate(_whole_lines(log.folder / CHECKPOINTS), 1):
         where = f"Checkpoint {number} in {log.folder / CHECKPOINTS}"
         try:
-            signed.append(checkpoint_in(envelope.read(text, "checkpoint"), keys))
+            signed.append(checkpoint_in(signing.read(text, "checkpoint"), keys))
         except UnfedError as error:
             said.append(f"{where} does not count ({str(error).removesuffix('.')}); restore the file from a copy.")
     if len(hashes) > 1 and not _whole_lines(log.folder / CHECKPOINTS):  # a killed beginning has one leaf

@@ -1,5 +1,7 @@
-"""Who took part in which round, and the proof that somebody took part in none after a place.
+"""Who may ask, under which names they stand in the log, and who took part in which round.
 
+    roster              {"business-id": …, "operator": PEM, "clients": {NAME: PEM, …}, "issued-at": …}, signed
+    pseudonyms.json     the secrets behind pseudonyms: HMAC-SHA-256(own secret, "unfed pseudonym" ‖ name)
     leaf of a round     model digest, and the root over the sorted pseudonyms of those whose updates came back
     participants.jsonl  the pseudonyms behind each root, so that a proof can be made; one line per root
 
@@ -8,27 +10,184 @@
             so no leaf after the place is kept back
           + for each round among them: the absence of the pseudonym from the round's sorted tree
 
-What it shows is what the log says. That every round was written into the log, and that the trees were sorted, is the
-operator's word; a server that trains beside its log is outside what this can show.
+The operator's key may ask for anything; a client's key only for that client's own data. Once a client's secret is
+destroyed, which is part of purge, nothing in the log can be told to be about it. What a proof shows is what the log
+says: a server that trains beside its log is outside what this can show.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.folder import locks as presence
 from unfed.json_checks import parsed
-from unfed.trust import envelope, merkle
-from unfed.trust.keys import PublicKey
+from unfed.requests.entry import now
+from unfed.trust import merkle, signing
 from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in, read_from
 from unfed.trust.merkle import Absence, Frontier
+from unfed.trust.signing import Envelope, PublicKey, SigningKey
 
-FILE = "participants.jsonl"
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+ROSTER_TYPE = "application/vnd.unfed.roster+json"
+OPERATOR = "operator"
+"""The agent id of whoever runs the federation; no client can have it."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who may ask, and by which key they are known."""
+
+    business: str
+    """The operator's name for itself, as requests must address it."""
+    operator: PublicKey
+    clients: Mapping[str, PublicKey]
+    issued: str
+
+    @property
+    def keys(self) -> list[PublicKey]:
+        """Every key that may sign a request."""
+        return [self.operator, *self.clients.values()]
+
+    def agent(self, key_id: str) -> str:
+        """Whose key this is: a client's name, or `operator`."""
+        if key_id == self.operator.id:
+            return OPERATOR
+        found = next((name for name, key in self.clients.items() if key.id == key_id), None)
+        if found is None:
+            raise UnfedError(f"The key {key_id[:16]}… belongs to nobody on the roster; ask the operator to enter it.")
+        return found
+
+
+def sign_roster(business: str, clients: Mapping[str, PublicKey], key: SigningKey) -> Envelope:
+    """A roster, signed by the operator; each key stands for one name only."""
+    if OPERATOR in clients:
+        raise UnfedError(f"No client can be called {OPERATOR!r}; rename it.")
+    ids = [key.id, *(own.id for own in clients.values())]
+    if len(set(ids)) != len(ids):
+        raise UnfedError("The same key stands twice on the roster, so it would not say who signed; give each its own.")
+    plain = {name: own.pem for name, own in clients.items()}
+    value = {"business-id": business, "operator": key.public.pem, "clients": plain, "issued-at": now()}
+    return signing.sign(ROSTER_TYPE, value, key)
+
+
+def opened_roster(signed: Envelope, operator: PublicKey, what: str = "roster") -> Roster:
+    """The roster in an envelope, if this operator signed it."""
+    value, _ = signing.opened(signed, ROSTER_TYPE, [operator], what)
+    try:
+        clients = {str(name): PublicKey(pem) for name, pem in value["clients"].items()}
+        found = Roster(str(value["business-id"]), PublicKey(value["operator"]), clients, str(value["issued-at"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnfedError("The roster lacks business-id, operator, clients or issued-at; sign it anew.") from error
+    if found.operator.id != operator.id:
+        raise UnfedError("The roster names another operator than the one who signed it; sign it anew.")
+    return found
+
+
+def roster_json(found: Roster) -> dict[str, Any]:
+    """Who is on it, by key ids: what may be shown to anybody."""
+    clients = {name: key.id for name, key in found.clients.items()}
+    return {"business-id": found.business, "operator": found.operator.id, "clients": clients, "issued-at": found.issued}
+
+
+# --- pseudonyms -------------------------------------------------------------------------------------------------------
+
+
+PSEUDONYMS = "pseudonyms.json"
+_BYTES = 32
+
+
+class Pseudonyms:
+    """The secrets behind the pseudonyms of a run's clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.file = folder, folder / PSEUDONYMS
+        self._known: dict[str, bytes] = {}
+
+    def of(self, clients: Iterable[str]) -> dict[str, bytes]:
+        """The pseudonym of each client; a secret is drawn for whoever has none yet."""
+        names = list(clients)
+        if any(name not in self._known for name in names):
+            self._draw(names)
+        return {name: pseudonym(self._known[name], name) for name in names}
+
+    def known(self, client: str) -> bytes:
+        """The pseudonym of a client that has one; refused where it has none or its secret was destroyed."""
+        if (secret := self._read().get(client)) is None:
+            raise UnfedError(
+                f"Client {client!r} has no pseudonym here: it never took part, or its secret was destroyed by a purge."
+            )
+        return pseudonym(secret, client)
+
+    def destroy(self, clients: Collection[str]) -> list[str]:
+        """Take the secrets of clients away for good; the names of those that had one."""
+        with presence.held(self._folder, "pseudonyms", wait=-1):
+            kept, before = self._read(), self._graves()
+            gone = sorted(name for name in clients if name in kept)
+            if gone:
+                left = {name: secret for name, secret in kept.items() if name not in gone}
+                self._write(left, before | dict.fromkeys(gone, now()))
+        self._known = {name: secret for name, secret in self._known.items() if name not in clients}
+        return gone
+
+    def destroyed(self) -> dict[str, int]:
+        """When secrets were destroyed, and how many at that moment."""
+        return dict(Counter(self._graves().values()))
+
+    def _graves(self) -> dict[str, str]:
+        path = self.file
+        raw = storage.read_json(path, "list of pseudonyms") if path.exists() else {"destroyed": {}}
+        found = raw.get("destroyed") if isinstance(raw, dict) else None
+        if not isinstance(found, dict) or not all(isinstance(date, str) for date in found.values()):
+            raise UnfedError(f"{path} is damaged; restore it from a copy.")
+        return found
+
+    def _draw(self, names: Collection[str]) -> None:
+        with presence.held(self._folder, "pseudonyms", wait=-1):
+            self._known = self._read()
+            fresh = [name for name in dict.fromkeys(names) if name not in self._known]
+            if fresh:
+                self._known |= {name: secrets.token_bytes(_BYTES) for name in fresh}
+                self._write(self._known, self._graves())
+
+    def _read(self) -> dict[str, bytes]:
+        path = self.file
+        if not path.exists():
+            return {}
+        raw = storage.read_json(path, "list of pseudonyms")
+        try:
+            found = {name: bytes.fromhex(secret) for name, secret in raw["secrets"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UnfedError(f"{path} is damaged; restore it from a copy.") from error
+        if any(len(secret) != _BYTES for secret in found.values()):
+            raise UnfedError(f"{path} holds a secret that is not of {_BYTES} bytes; restore it from a copy.")
+        return found
+
+    def _write(self, known: dict[str, bytes], destroyed: dict[str, str]) -> None:
+        plain = {name: secret.hex() for name, secret in known.items()}
+        storage.write_json(self.file, {"schema": 1, "secrets": plain, "destroyed": destroyed})
+
+
+def pseudonym(secret: bytes, client: str) -> bytes:
+    """32 bytes that say nothing about a client to whoever has not its secret."""
+    return hmac.digest(secret, b"unfed pseudonym\x00" + client.encode(), hashlib.sha256)
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+PARTICIPANTS = "participants.jsonl"
 ROUND = "round"
 
 
@@ -36,7 +195,7 @@ class Participants:
     """The pseudonyms behind the roots of rounds."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / PARTICIPANTS
         self._known: dict[str, list[bytes]] | None = None
         self._last: tuple[list[bytes], str] = ([], merkle.root([]).hex())
         """The members of the last round and their root: in most federations the next round has the same."""
@@ -76,7 +235,7 @@ class Participants:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownAbsence:
     """What a proof of absence shows, once it holds."""
 
     pseudonym: str
@@ -93,7 +252,7 @@ def prove_absence(log: Log, participants: Participants, pseudonym: bytes, after:
     Refused, with the round, where it did take part.
     """
     signed = log.latest()
-    size = Checkpoint.from_json(envelope.shown(signed)).size
+    size = Checkpoint.from_json(signing.shown(signed)).size
     lines = log.lines[:size]
     if not 0 <= after < size:
         raise UnfedError(f"The log has {size} leaves that are signed for; leaf {after} is not among them.")
@@ -123,14 +282,14 @@ def prove_absence(log: Log, participants: Participants, pseudonym: bytes, after:
     }
 
 
-def verify_absence(proof: Any, keys: Sequence[PublicKey]) -> Shown:
+def verify_absence(proof: Any, keys: Sequence[PublicKey]) -> ShownAbsence:
     """What a proof shows, if it holds under one of these keys; else the sentence that says why not."""
     try:
         pseudonym, after = bytes.fromhex(proof["pseudonym"]), proof["after"]
         texts, said = proof["leaves"], {one["leaf"]: Absence.from_json(one) for one in proof["absences"]}
         if not isinstance(after, int) or after < 0 or not all(isinstance(text, str) for text in texts):
             raise TypeError
-        frontier, signed = Frontier(after + 1, merkle.unhexed(proof["frontier"])), envelope.read(proof["checkpoint"])
+        frontier, signed = Frontier(after + 1, merkle.unhexed(proof["frontier"])), signing.read(proof["checkpoint"])
         lines = [text.encode() for text in texts]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnfedError("This is no proof that somebody took part in no round; ask for it again.") from error
@@ -148,7 +307,7 @@ def verify_absence(proof: Any, keys: Sequence[PublicKey]) -> Shown:
         fits = place in said and said[place].size == leaf["participants"]["size"]
         if not fits or not merkle.absent(pseudonym, said[place], _root_of(leaf, place)):
             raise UnfedError(f"The proof does not show that it took no part in the round at leaf {place}: refused.")
-    return Shown(pseudonym.hex(), after, rounds, checkpoint)
+    return ShownAbsence(pseudonym.hex(), after, rounds, checkpoint)
 
 
 def _root_of(leaf: Mapping[str, Any], place: int) -> bytes:

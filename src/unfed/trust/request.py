@@ -1,4 +1,4 @@
-"""What a client asks for, in the words of the Data Rights Protocol 1.0, signed.
+"""What a client asks for and takes back, and the operator's answer (Data Rights Protocol 1.0).
 
     {"agent-id": who asks, "business-id": whom, "agent-request-id": the request's id,
      "issued-at": …, "expires-at": …, "drp.version": "1.0", "exercise": "deletion", "regime": "gdpr",
@@ -10,6 +10,16 @@ Single samples are not named in what is signed. The commitment is SHA-256(salt �
 are a file of their own, the *opening*, that goes to the operator beside the request. He holds it against the commitment
 once, keeps what he needs to leave the rows out, and writes the salt down nowhere: without it nobody can try out which
 samples a commitment in the log is about.
+
+    acknowledgement = {"request": the whole signed request, "received-at": …, "expected_by": one month later,
+                       "status": "open", "business-id": …, "pseudonym": the client's name in the log, or null,
+                       "signer": the client's key, and where a roster in the log binds it to the client, or null,
+                       "leaf": the request's place in the log, "line": the leaf, "inclusion": […], "checkpoint": signed}
+
+    revocation = {"agent-id": …, "business-id": …, "agent-request-id": …, "issued-at": …, "drp.version": "1.0",
+                  "exercise": "revocation"}
+
+Whoever keeps an acknowledgement can show later what was asked, that it was received, and that the log has grown since.
 """
 
 from __future__ import annotations
@@ -25,11 +35,10 @@ from unfed.config.reading import check_id
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.requests.entry import date_of, now
-from unfed.trust import envelope
-from unfed.trust.canonical import canonical
-from unfed.trust.envelope import Envelope
-from unfed.trust.keys import SigningKey
-from unfed.trust.roster import OPERATOR, Roster
+from unfed.trust import merkle, signing, verifier
+from unfed.trust.log import Checkpoint, Log, checkpoint_in
+from unfed.trust.participation import OPERATOR, Roster
+from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical
 
 TYPE = "application/vnd.unfed.request+json"
 FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "expires-at", "drp.version", "exercise", "regime")
@@ -157,7 +166,7 @@ def value(
 def sign(asked: Mapping[str, Any], key: SigningKey) -> Envelope:
     """The request in its envelope."""
     read(asked)
-    return envelope.sign(TYPE, dict(asked), key)
+    return signing.sign(TYPE, dict(asked), key)
 
 
 def read(raw: Any) -> Asked:
@@ -188,7 +197,7 @@ def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Ask
     That it was not handed in before is not known here: the log knows.
     """
     try:
-        raw, key_id = envelope.opened(signed, TYPE, roster.keys, "request")
+        raw, key_id = signing.opened(signed, TYPE, roster.keys, "request")
     except UnfedError as error:
         raise NotBelieved("signature", str(error)) from error
     try:
@@ -248,3 +257,84 @@ def _moment(text: str, name: str) -> str:
 
 def _is_digest(text: Any) -> bool:
     return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------------------
+
+
+ACKNOWLEDGEMENT = "application/vnd.unfed.acknowledgement+json"
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """An answer that was verified."""
+
+    request: Envelope
+    received: str
+    expected_by: str
+    status: str
+    business: str
+    pseudonym: str | None
+    leaf: int
+    """Where the request stands in the log."""
+    checkpoint: Checkpoint
+
+
+def month_later(moment: str) -> str:
+    """The same day of the next month, or its last day (GDPR, Article 12(3): within one month of receipt)."""
+    return verifier.month_later(datetime.strptime(moment, verifier.SECOND))
+
+
+def acknowledge(
+    request: Envelope, received: str, business: str, client: Mapping[str, Any], log: Log, leaf: int, key: SigningKey
+) -> Envelope:
+    """The answer to a request that stands in the log at this place.
+
+    `client` is what the log knows of who asked: its `pseudonym`, and the `signer`, its key.
+    """
+    signed = log.sign(key)
+    size = checkpoint_in(signed, [key.public]).size
+    value = {
+        "request": request.to_json(),
+        "received-at": received,
+        "expected_by": month_later(received),
+        "status": "open",
+        "business-id": business,
+        "pseudonym": client["pseudonym"],
+        "signer": client["signer"],
+        "leaf": leaf,
+        "line": log.lines[leaf].decode(),
+        "inclusion": merkle.hexed(log.inclusion(leaf, size)),
+        "checkpoint": signed.to_json(),
+    }
+    return signing.sign(ACKNOWLEDGEMENT, value, key)
+
+
+def acknowledged(signed: Envelope, keys: Sequence[PublicKey]) -> Acknowledgement:
+    """What an answer says, if one of these keys signed it and the request stands in the log as it says."""
+    value, _ = signing.opened(signed, ACKNOWLEDGEMENT, keys, "acknowledgement")
+    try:
+        request, checkpoint = signing.read(value["request"]), checkpoint_in(signing.read(value["checkpoint"]), keys)
+        proof, leaf, line = merkle.unhexed(value["inclusion"]), value["leaf"], value["line"].encode()
+        names = ("received-at", "expected_by", "status", "business-id", "pseudonym")
+        received, due, status, business, pseudonym = (value[name] for name in names)
+        named = request.digest in value["line"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnfedError("This is no acknowledgement of a request; ask for it again.") from error
+    inside = merkle.included(merkle.leaf_hash(line), leaf, checkpoint.size, proof, bytes.fromhex(checkpoint.root))
+    if not (named and inside):
+        raise UnfedError("The acknowledgement does not show that its request stands in the log; it is refused.")
+    return Acknowledgement(request, received, due, status, business, pseudonym, leaf, checkpoint)
+
+
+# --- revocations ------------------------------------------------------------------------------------------------------
+
+
+REVOCATION = "application/vnd.unfed.revocation+json"
+REVOCATION_FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "drp.version", "exercise")
+
+
+def revoke(name: str, agent: str, business: str, key: SigningKey) -> Envelope:
+    """The revocation of the request with this id."""
+    said = (agent, business, check_id(name, "request id"), now(), "1.0", "revocation")
+    return signing.sign(REVOCATION, dict(zip(REVOCATION_FIELDS, said, strict=True)), key)

@@ -6,14 +6,19 @@ operator's word, is read out, and a recommendation is made: accept, ask for some
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
 from unfed.report.words import date_text, gate_words
 from unfed.trust import verifier
-from unfed.trust.verifier import MALFORMED, NotVerified, Shown
+from unfed.trust.verifier import MALFORMED, NotVerified, Shown, taken_out
 from unfed.values import is_measured
 
 FALL = 2.0
@@ -155,3 +160,104 @@ def told(verdict: Verdict) -> str:
     lists = ("\n".join([f"{title}:", *(f"  - {one}" for one in said)]) for title, said in parts.items())
     text = "\n\n".join(["\n".join([*lines, f"Recommendation: {verdict.recommendation}"]), *lists])
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
+
+
+# --- the officer's page -----------------------------------------------------------------------------------------------
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def page(verdict: Verdict, keys: list[str]) -> str:
+    """The page about a bundle that was verified under the keys with these ids."""
+    statement = verdict.statement
+    predicate: dict[str, Any] = statement["predicate"]
+    findings = predicate["findings"]
+    request = findings["request"]
+    facts = [
+        ("Request", request["id"]),
+        ("Takes out", _subject(request)),
+        ("Asked", _date(request["asked"])),
+        ("Fulfilled", _date(request["fulfilled"])),
+        ("Method", _method(findings["method"])),
+        ("Data read", findings["views"]["said"]),
+        ("Evidence made", _date(predicate["made"])),
+    ]
+    digests = [("Verified under", ", ".join(keys))]
+    digests += [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
+    return (
+        environment()
+        .get_template("evidence.html.j2")
+        .render(
+            subject=taken_out(request),
+            decision=[(title, plain(answer)) for title, answer in verdict.decision],
+            recommendation=plain(verdict.recommendation),
+            checklist=verdict.checklist,
+            facts=facts,
+            digests=digests,
+            proven=[plain(one) for one in verdict.proven],
+            measured=[plain(one) for one in verdict.measured],
+            neither=[plain(one) for one in verdict.neither],
+            undo=_undo(findings["undo"]),
+            carries=findings["still_carries"],
+        )
+    )
+
+
+def plain(sentence: str) -> str:
+    """A sentence as an officer reads it: moments as dates, commands without their marks."""
+    return _MOMENT.sub(lambda found: date_text(found.group()), sentence).replace("`", "")
+
+
+def _method(method: dict[str, Any]) -> str:
+    others = method.get("shared_with") or 0
+    shared = f", shared with {others} other {'request' if others == 1 else 'requests'}" if others else ""
+    return f"{method['title']}, {method['rounds']} {'round' if method['rounds'] == 1 else 'rounds'}{shared}"
+
+
+def _subject(request: dict[str, Any]) -> str:
+    what = taken_out(request)
+    return f"{what} ({request['rows']:,} training rows)" if isinstance(request["rows"], int) else what
+
+
+def _undo(undo: Any) -> list[tuple[str, str, str]] | str:
+    """How much could be brought back: (attempt, of this model, of Retrain's)."""
+    if isinstance(undo, str):
+        return plain(undo)
+    rows = []
+    for name, value, what in (
+        ("flip", "forget", "the perturbation turned back: accuracy on the data that left, in %"),
+        ("lift", "back_1", "the class's bias raised until the others lose 1 point: share of the class back, in %"),
+        ("realign", "forget", "layers fitted again on retained rows, the worst usable result, in %"),
+        ("resurface", "forget_rise", "trained on: rise of the accuracy on the data that left, in points"),
+        ("relearn", "area", "shown some of it again: mean accuracy on it while learning, in %"),
+        (
+            "triggers",
+            "known",
+            "its backdoor taught again by five stamped rows: success minus false alarms, in points",
+        ),
+    ):
+        found = [undo.get(model, {}).get(name, {}) for model in ("unlearned", "retrain")]
+        own, retrain = (_rounded(one.get(value, one.get("reason", "not measured"))) for one in found)
+        rows.append((what, own, retrain))
+    return rows
+
+
+def _rounded(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, (int, float)) else str(value)
+
+
+def _date(text: Any) -> str:
+    return date_text(str(text)) if text else "not recorded"
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Where the pages of this room are rendered; a name that nobody gives is a bug, not a blank."""
+
+    def source(name: str) -> str:
+        return files("unfed.trust").joinpath(name).read_text(encoding="utf-8")
+
+    return Environment(
+        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )

@@ -1,5 +1,6 @@
-"""What the run folder says happened, as leaves of the log.
+"""What happens in a run, as leaves of its log.
 
+    round         a model that a job reached, and the root over the pseudonyms of those who trained for it
     state         a request came to stand where it stands        gate         what the gate found, and who overruled it
     in-force      a model came into force                        publication  a model left the folder
     purge         files went for good                            unlinked     the secrets behind pseudonyms went
@@ -7,25 +8,36 @@
 
 Each leaf is a function of the folder, moments included, so entering what is missing is all that is ever done: after a
 crash the next command does it. A state that came and went while nobody entered anything has no leaf.
+
+A round is entered by the watch, before the job saves, so no round is kept in the folder that is not in the log. A job
+that is killed repeats rounds; what comes out the same has its leaf already.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
+from unfed.engines.observed import Observer
 from unfed.errors import UnfedError
+from unfed.federation.history import History
+from unfed.federation.state import State
 from unfed.folder import handed_out
 from unfed.folder.folder import RunFolder
+from unfed.model.digest import digests, fingerprint
 from unfed.requests import book as books
-from unfed.requests.entry import Entry, now
-from unfed.trust import index
-from unfed.trust.canonical import canonical
+from unfed.requests.entry import Entry, Job, now
+from unfed.runs.progress import PassingWatch, QuietWatch, Watch
+from unfed.runs.run import Run
 from unfed.trust.folder import TrustFolder, model_of
+from unfed.trust.participation import ROUND
+from unfed.trust.signing import canonical
 
 REFUSED = "refused.json"
 
@@ -44,7 +56,6 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
         happened = [*due(folder, trust, entries), *_refusals(_counts(trust))]
         trust.log.append(*(leaf for leaf in happened if canonical(leaf) not in known), held=True)
         trust.log.sign(trust.key, held=True)
-    index.refresh(folder, trust)
 
 
 def count_refusal(trust: TrustFolder, reason: str) -> None:
@@ -134,3 +145,66 @@ def _deny(trust: TrustFolder, entries: Sequence[Entry]) -> dict[str, Any]:
     told = {"clients": len(clients), "classes": len(classes), "rows": len(rows)}
     at = max(entry.created if entry.accepted else entry.changed or entry.created for entry in entries)
     return {"type": "deny", "at": at, **told, "commitment": hmac.digest(trust.secret, whole, hashlib.sha256).hex()}
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+class LoggedWatch(PassingWatch):
+    """Passes everything on, and logs it."""
+
+    def __init__(self, run: Run, trust: TrustFolder, watch: Watch) -> None:
+        super().__init__(watch)
+        self._run, self._trust = run, trust
+        self._rounds: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        for leaf in trust.log.leaves:
+            if leaf["type"] == ROUND:
+                self._rounds[_where(leaf)] = leaf
+
+    def logs(self, run: Path) -> bool:
+        """Whether it is this run that is logged."""
+        return self._run.folder.path.absolute() == run.absolute()
+
+    def observer(self, job: Job) -> Observer | None:
+        """Whoever the other one lends. What was asked for is entered before the method begins."""
+        enter(self._run.folder, self._trust)
+        return super().observer(job)
+
+    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
+        """A model, and who was asked to train for it."""
+        trust = self._trust
+        told: dict[str, Any] = {"seed": job.seed, "request": job.request, "method": job.label, "round": state.round}
+        told |= {"model": fingerprint(digests(state.params))}
+        told |= {"participants": trust.participants.root(trust.pseudonyms.of(asked).values())}
+        last = self._rounds.get(_where(told), {})
+        if any(last.get(name) != value for name, value in told.items()):
+            leaf = {"type": ROUND, "at": now(), **told}
+            trust.log.append(leaf)
+            self._rounds[_where(leaf)] = leaf
+        super().reached(job, state, asked)
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        """What is saved is signed for."""
+        self._trust.log.sign(self._trust.key)
+        super().saved(job, state, histories)
+
+
+@contextmanager
+def logged(run: Run, watch: Watch | None = None) -> Iterator[Watch]:
+    """A watch to work with in a run that keeps a log; what happened is entered before and after.
+
+    Without the operator's key no work is done. A watch that logs this run already is as it was.
+    """
+    if isinstance(watch, LoggedWatch) and watch.logs(run.folder.path):
+        yield watch
+        return
+    trust = TrustFolder(run.folder.path)
+    enter(run.folder, trust)
+    try:
+        yield LoggedWatch(run, trust, watch or QuietWatch())
+    finally:
+        enter(run.folder, trust)
+
+
+def _where(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
+    return leaf.get("seed"), leaf.get("request"), leaf.get("method"), leaf.get("round")
