@@ -37,7 +37,7 @@ RUN_BY = {
     "docs/how-to/method.md": "test_docs.py::test_the_method_of_the_how_to_keeps_the_contract",
     "docs/how-to/models.md": "test_docs_data_models.py",
     "docs/how-to/results.md": "test_product_docs.py::test_the_pages_python_on_results_runs",
-    "docs/how-to/transport.md": "test_transports.py::test_the_examples_on_the_page_are_files_that_run",
+    "docs/how-to/transport.md": "test_transports.py::test_the_example_on_the_page_is_a_file_that_runs",
     "docs/how-to/trust.md": "test_trust_docs.py",
     "docs/notebooks/central.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/first-run.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
