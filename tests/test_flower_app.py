@@ -367,7 +367,7 @@ def test_init_writes_an_app_that_is_one_file(tmp_path: Path) -> None:
     options = Options.of(flatten_dict(raw["tool"]["flwr"]["app"]["config"]))
     assert options.min_nodes == options.config().partition.clients == 3
     assert options.mode == "train" and options.request() is None  # nothing is compared unasked: a model to unlearn from
-    keys = {name.replace("_", "-") for name in Options.__dataclass_fields__}
+    keys = {name.replace("_", "-") for name in Options.model_fields}
     assert keys == set(raw["tool"]["flwr"]["app"]["config"])  # `flwr run` changes only keys that stand in the file
     again = CliRunner().invoke(cli, ["flower", "init", str(tmp_path / "my app")])
     assert isinstance(again.exception, UnfedError) and "is there already" in str(again.exception)

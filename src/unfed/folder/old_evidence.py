@@ -148,7 +148,7 @@ class OldEvidence(_Table):
         known = {key: value for key, value in app.items() if key in OfApp.__annotations__}
         values = dict.fromkeys(_COLUMNS, not_measured("the app has metrics of its own"))
         line = {"seed": 0, "request": name, "method": method, "round": round, **values, **more, "app": known}
-        return read(write(line), f"{FILE} of {name}")
+        return read(write(line), f"{name}/{FILE}")
 
 
 def _answers(found: list[OldAnswer]) -> dict[str, Any]:
