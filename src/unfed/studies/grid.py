@@ -86,7 +86,7 @@ def work(cells: Sequence[GridCell], processes: int, said: Said = quiet) -> Itera
     """Work on every cell in a process of its own, so many at once; yield each when it ends."""
     spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
     waiting = list(cells)
-    busy: dict[Connection, tuple[GridCell, SpawnProcess, float]] = {}
+    busy: dict[Any, tuple[GridCell, SpawnProcess, float]] = {}  # by pipe, whose type is another one on Windows
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
@@ -96,8 +96,8 @@ def work(cells: Sequence[GridCell], processes: int, said: Said = quiet) -> Itera
                 process.start()
                 there.close()
                 busy[here] = cell, process, time.monotonic()
+            pipe: Any
             for pipe in wait([*busy]):
-                assert isinstance(pipe, Connection)
                 cell, process, began = busy[pipe]
                 try:
                     told = pipe.recv()
