@@ -158,7 +158,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 _Read = TypeVar("_Read")
-_RACY = 50_000_000  # nanoseconds in which a file may change twice and look the same
+_RACY = 2_000_000_000  # nanoseconds in which a file may change twice and look the same: clocks of disks are coarse
 _seen: OrderedDict[tuple[str, str], tuple[tuple[int, int, int], Any]] = OrderedDict()
 
 
