@@ -575,7 +575,7 @@ def log_faults(run: Path) -> list[str]:
     try:
         if not keeps_log(run):
             return []
-    except UnfedError:  # a damaged state, which whoever reads the folder has named already
+    except UnfedError:  # a damaged state, which reading the folder has named already
         return []
     from unfed.trust.checking import faults_of
 

@@ -4,7 +4,7 @@
     app = ClientApp(client_fn, mods=[introduce_mod, …])         the same as the first of its mods
     stays = staying_rows(message, y)                            the app trains on x[stays], y[stays]
 
-Flower draws node ids anew for every run of its simulator, and for a SuperNode without a key whenever it connects. What
+Flower draws new node ids for every run of its simulator, and for a SuperNode without a key whenever it connects. What
 stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
 `partition-id`. Asked by the server, the node answers with these, with `num-partitions`, and with what its config allows
 (`allow="forget"`: to be asked, after it has left, what a model is worth on its rows), and nothing else; no model is
@@ -94,7 +94,7 @@ def staying_rows(message: Message, labels: Iterable[int]) -> np.ndarray[Any, np.
 
 
 def noted(message: Message, reply: Message) -> Message:
-    """A reply to train, with what was left out of the rows; without it where nobody looked at labels."""
+    """A reply to train, with what was left out of the rows; without it where no labels were looked at."""
     config = _config(message) if is_training(message) else None
     if config is not None and LEFT_OUT in config and reply.has_content():
         reply.content[NOTE] = ConfigRecord({key: config[key] for key in (ASKED, LEFT_OUT, ALL_ROWS)})

@@ -4,7 +4,7 @@
 
     run.json                   `app`: the strategy. Of data and model nothing is known
     clients.json               every name that each client goes by
-    requests/0001-ID.json      one for each leaver or class. Whoever is in one stays out of every later start
+    requests/0001-ID.json      one for each leaver or class. A client in one stays out of every later start
     models/0/train             the model that the first request began at
     state, models /0/ID/NAME   the last good round, from which the same start goes on; and the model that came out
     trajectory.jsonl           of each round who was asked, and what the app's own evaluation says (`app`)
@@ -69,7 +69,7 @@ class Goals:
     """It must come back to what it was, but for `within`."""
     within: float = 0.0
     forgotten: str | None = None
-    """Whoever left must score no higher on its rows than those who stay on theirs."""
+    """A leaver must score no higher on its rows than those who stay on theirs."""
 
     def check(self, before: OfApp, leavers: bool) -> None:
         """Refuse, before anything is changed, to wait for a metric that the app does not report."""
@@ -245,7 +245,7 @@ class AppLedger:
     def turned(self, arrays: ArrayRecord, now: Collection[str]) -> None:
         """Refuse to change arrays once more in a way that turns back what an earlier request did to them.
 
-        Arrays that no request of this ledger left may be of a later training, or of a model that was trained anew: the
+        Arrays that no request of this ledger left may be of a later training, or of a model that was trained again: the
         log says what follows in the first case.
         """
         if not self.there or not now:

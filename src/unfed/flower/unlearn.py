@@ -62,7 +62,7 @@ class Unlearn(Strategy):
 
     The same start goes on from the last good round in the ledger; a request that is fulfilled there is not done again.
     To go on from a round that you saved yourself after the perturbation, pass `perturb=None`: negating twice is not
-    negating. What your strategy carries from round to round (a momentum) begins anew.
+    negating. What your strategy carries from round to round (a momentum) starts again.
     """
 
     def __init__(

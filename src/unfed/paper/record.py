@@ -8,7 +8,7 @@ a number, a key that was added since being at its default. A method that has bee
 run whose engine or evaluator has been, everything is: `current` leaves that out, `outdated` says it. Tables are made of
 the kept lines as of a run's own.
 
-Files of kept results as they are read: they may be damaged, or come from somebody else's machine.
+Files of kept results as they are read: they may be damaged, or come from another machine.
 
     schema ─► every field that is read, by its type ─► names that become files ─► the config
 
@@ -76,7 +76,7 @@ are_made = its.list_of(its.table_with(_MADE | {"jobs": its.list_of(its.is_text)}
 _is_column = its.list_of(its.or_null(its.either(its.is_plain_number, its.is_text, its.is_yes)))
 """Whether each value of a column is a number, or says why there is none."""
 _NUMBERS = {"round": its.list_of(its.is_count, 1), "seconds": its.list_of(its.or_null(its.is_number))}
-"""Columns that nobody had to measure."""
+"""Columns that need no measurement."""
 
 
 def are_jobs(columns: Collection[str]) -> its.Check:

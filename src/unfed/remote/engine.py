@@ -9,7 +9,7 @@ was asked becomes a refusal with its reason; the round goes on with the others, 
 
 How much a client can have counted, by what it said it holds.
 
-Its weight, the ledger and every metric are sums of such counts, so nobody's may be larger than its census allows.
+Its weight, the ledger and every metric are sums of such counts, so none may be larger than its census allows.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _missing(request: Mapping[str, Any], before: OfApp, after: OfApp) -> dict[st
 
 
 def _asked(before: OfApp, told: Sequence[OfApp]) -> str:
-    """How often whoever left was asked to measure, with its leave."""
+    """How often leavers were asked to measure, with their leave."""
     every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
     count = sum(len(one.get("leaver", {})) for one in every)
     return f"Messages to who left, with its leave, to measure a model: {count}."

@@ -117,7 +117,7 @@ def in_force(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def owners(request: Request) -> set[str]:
-    """Whose rows a request names; nobody where that is not said."""
+    """Whose rows a request names; empty where that is not said."""
     return {*request.clients, *(name for name, _ in request.samples)}
 
 

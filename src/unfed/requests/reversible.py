@@ -2,7 +2,7 @@
 
     made by NoT, whose perturbation has a public inverse ─► later models ─► one whose method lasts: no further
 
-Nothing is built to tell: the request's file says which method made a model, and how, and of a method of one's own the
+Nothing is built for this: the request's file says which method made a model, and how, and of a method of one's own the
 state says which tensors its `begin` negated. NoT draws from the run's seed and the request's name, so what it draws
 has an inverse too, for whoever knows or guesses these.
 """

@@ -2,7 +2,7 @@
 
     files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed_out.py`) ─ what crossed the wire
 
-Nothing is built. Backups, and copies that somebody made, are known to nobody here.
+Nothing is built. Backups and other copies are not known here.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
 
 
 def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
-    """The models in force that are without the client until somebody takes a public perturbation back."""
+    """The models in force that are without the client until a public perturbation is taken back."""
     told = {one.file for one in seen.found}
     purged = {entry.request.id for entry in run.folder.book().entries if entry.purged}
     for job, (name, what) in _ways_back(run, seen).items():
@@ -201,7 +201,7 @@ _PAGES = {
     "index": ("an index of runs", "`unfed index`"),
     "evidence": ("an evidence bundle", "`unfed bundle`"),
 }
-"""How it is called, and what writes it anew."""
+"""What it is called, and what writes it again."""
 
 
 # --- outside ----------------------------------------------------------------------------------------------------------

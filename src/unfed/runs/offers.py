@@ -3,7 +3,7 @@
     train ──► request 1 ──► request 2 ──► …          each job's state holds the histories up to its model
 
 FedEraser replays the training, so it reads the training's history whatever came since. FUKD and PGD start at the model
-in force, so their histories must keep up with whoever makes it: each method says by its `lineage` what it does to them.
+in force, so their histories must follow the method that makes it: each says by its `lineage` what it does to them.
 
     lineage                             sums: θ = θ⁰ + Σ_k S_k (FUKD)    rounds: θ is the last one's mean (PGD)
     goes on   FT, GA, ℓ1-sparse, RandL  go on                            go on

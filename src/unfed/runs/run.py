@@ -205,8 +205,8 @@ class Run(Record):
     ) -> list[Entry] | None:
         """Do something first, then serve the queue; the requests that failed, or None if another is at work.
 
-        Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
-        came in between the last look and letting go of the lock is seen here.
+        A request that is filed while this works is queued, so this goes on until the queue is empty: what came in
+        between the last look and letting go of the lock is seen here.
         """
         self.permit()
         if changed := description.changed_since(self.description, self.folder.path):

@@ -196,7 +196,7 @@ COMPLAINT = "You may complain to a supervisory authority, and go to court (GDPR,
 
 
 def take_back(run: Run, data: bytes) -> Entry:
-    """Let a request go, if whoever signed this may; a refusal is logged."""
+    """Let a request go, if the signer of this may; a refusal is logged."""
     trust = TrustFolder(run.folder.path)
     with presence.held(trust.path, "intake", wait=-1):
         try:

@@ -166,7 +166,7 @@ class LoggedWatch(PassingWatch):
         return self._run.folder.path.absolute() == run.absolute()
 
     def observer(self, job: Job) -> Observer | None:
-        """Whoever the other one lends. What was asked for is entered before the method begins."""
+        """The other watch's observer. What was asked for is entered before the method begins."""
         enter(self._run.folder, self._trust)
         return super().observer(job)
 

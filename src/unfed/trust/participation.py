@@ -42,7 +42,7 @@ from unfed.trust.signing import Envelope, PublicKey, SigningKey
 
 ROSTER_TYPE = "application/vnd.unfed.roster+json"
 OPERATOR = "operator"
-"""The agent id of whoever runs the federation; no client can have it."""
+"""The agent id of the operator; no client can have it."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Pseudonyms:
         self._known: dict[str, bytes] = {}
 
     def of(self, clients: Iterable[str]) -> dict[str, bytes]:
-        """The pseudonym of each client; a secret is drawn for whoever has none yet."""
+        """The pseudonym of each client; a secret is drawn for those that have none yet."""
         names = list(clients)
         if any(name not in self._known for name in names):
             self._draw(names)
@@ -180,7 +180,7 @@ class Pseudonyms:
 
 
 def pseudonym(secret: bytes, client: str) -> bytes:
-    """32 bytes that say nothing about a client to whoever has not its secret."""
+    """32 bytes that say nothing about a client without its secret."""
     return hmac.digest(secret, b"unfed pseudonym\x00" + client.encode(), hashlib.sha256)
 
 

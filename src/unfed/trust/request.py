@@ -19,7 +19,7 @@ samples a commitment in the log is about.
     revocation = {"agent-id": …, "business-id": …, "agent-request-id": …, "issued-at": …, "drp.version": "1.0",
                   "exercise": "revocation"}
 
-Whoever keeps an acknowledgement can show later what was asked, that it was received, and that the log has grown since.
+An acknowledgement shows later what was asked, that it was received, and that the log has grown since.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 Needs the extra `serve`. It listens on loopback only; a reverse proxy gives it a public name, TLS, time-outs and limits
 per address (docs/how-to/evidence.md), and then a token is needed: `Authorization: Bearer TOKEN`, or the password that a
 browser asks for. With `--work`, `unfed resume` serves requests in a process of its own: the service answers meanwhile,
-and if both are killed the work goes on from its last save. Whoever lies on the network sees nothing that a signature
+and if both are killed the work goes on from its last save. An attacker on the network sees nothing that a signature
 would not stop: what is handed in counts by its signature, not by who sent it.
 """
 
@@ -57,7 +57,7 @@ from fastapi.responses import HTMLResponse, JSONResponse  # noqa: E402
 
 _log = logging.getLogger("unfed.serve")
 SHORTEST = 32  # characters of a token
-AGAIN = 30.0  # seconds after which somebody who did not succeed tries again
+AGAIN = 30.0  # seconds until a failed caller tries again
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -84,7 +84,7 @@ class Rules:
     """Bytes of a body."""
 
     def refusal(self, request: Request) -> tuple[int, str] | None:
-        """The status and the sentence, where somebody is not let in."""
+        """The status and the sentence for a caller that is not let in."""
         host = request.headers.get("host", "")
         host = host if host.endswith("]") else host.rsplit(":", 1)[0]  # [::1] has colons and no port
         if host.lower() not in self.hosts:
@@ -304,7 +304,7 @@ class Listener:
         self._server = uvicorn.Server(config)
 
     def listen(self) -> None:
-        """Answer until somebody says stop."""
+        """Answer until told to stop."""
         with self._worker.working() if self._worker else contextlib.nullcontext():
             self._server.run(sockets=[self._socket])
 
@@ -320,7 +320,7 @@ def _bound(address: Address) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, address.port))
-        found.listen(1024)  # whoever calls from now on waits until the first is answered
+        found.listen(1024)  # callers from now on wait until the first is answered
     except OSError as error:
         found.close()
         why = error.strerror or error

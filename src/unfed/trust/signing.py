@@ -8,7 +8,7 @@
     signed bytes = PAE(type, payload) = "DSSEv1 " len(type) " " type " " len(payload) " " payload
 
 Keys are Ed25519, in files that `openssl` reads too; a key's id is the SHA-256 of its public key in DER. Envelopes are
-those of DSSE version 1 (https://github.com/secure-systems-lab/dsse). The payload is bytes, so whoever verifies needs no
+those of DSSE version 1 (https://github.com/secure-systems-lab/dsse). The payload is bytes, so a verifier needs no
 canonical JSON; it is canonical (RFC 8785) all the same, so that two people who mean the same request sign the same
 bytes.
 """
@@ -42,7 +42,7 @@ LARGEST = 4 << 20
 
 
 def read_file(path: Path, what: str, most: int = LARGEST) -> bytes:
-    """The bytes of a file that somebody sent, if it is one and they are not too many."""
+    """The bytes of a file that was sent, if it is one and they are not too many."""
     try:
         return storage.content(path, most)
     except OSError as error:
@@ -92,7 +92,7 @@ def _short(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A key that tells whether somebody signed something."""
+    """A key that checks signatures."""
 
     pem: str
 
@@ -177,7 +177,7 @@ def key_files(name: Path) -> tuple[Path, Path]:
 
 
 def signing_key(path: Path) -> SigningKey:
-    """The private key in a file that nobody else may read."""
+    """The private key in a file that only its owner may read."""
     if os.name == "posix" and path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise UnfedError(f"Others than its owner may open the private key {path}; `chmod 600 {path}` first.")
     data = read_file(path, "private key")

@@ -253,7 +253,7 @@ def _date(text: Any) -> str:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Where the pages of this room are rendered; a name that nobody gives is a bug, not a blank."""
+    """Where the pages of this room are rendered; a name without a value is a bug, not a blank."""
 
     def source(name: str) -> str:
         return files("unfed.trust").joinpath(name).read_text(encoding="utf-8")

@@ -192,7 +192,7 @@ def iam_score(target: Floats, original: Floats, shadow: Floats) -> Floats:
 
 
 def svc_efficacy(retain: Floats, test: Floats, forget: Floats, seed: int = 0) -> float:
-    """The percentage of forgotten rows that are taken for rows nobody trained on; each is p, [rows]."""
+    """The percentage of forgotten rows that are taken for untrained rows; each is p, [rows]."""
     # Imported where it is used: it takes a second, and most commands need none of it.
     from sklearn.svm import SVC  # type: ignore[import-untyped, unused-ignore]
 
