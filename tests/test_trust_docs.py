@@ -33,4 +33,4 @@ def test_the_page_on_trust_runs_as_it_stands(
     capsys.readouterr()
     for code in blocks("python"):
         exec(compile(code, "trust.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("asked to train in none of the 3 rounds after leaf ")
+    assert capsys.readouterr().out.startswith("asked to train in none of the 8 rounds after leaf ")
