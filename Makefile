@@ -42,10 +42,10 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 	$(PYTEST) -m slow
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
-	$(KEPT) -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py
+	$(KEPT) -m pytest -m flower_processes tests/flower/test_flower_processes.py tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
 
 test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes and in Flower's simulator
-	$(KEPT) -m pytest -m flower_processes -k sklearn tests/test_flower_quickstarts.py tests/test_flower_simulation.py
+	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
 
 # An environment of its own: what these libraries bring must not change what the other tests are run with.
 .venv-zoo/stamp: .venv/dev.stamp
@@ -55,9 +55,9 @@ test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with fou
 	@touch $@
 
 test-zoo: .venv-zoo/stamp  ## real architectures of transformers, timm, peft and Lightning, built from a config (minutes)
-	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -m zoo tests/test_zoo.py
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -m zoo tests/central/test_zoo.py
 
-coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/test_run.py for less)
+coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/runs/test_run.py for less)
 	$(BIN)/coverage erase
 	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) $(EVERYTHING) $(TESTS)
 	$(BIN)/coverage combine --quiet

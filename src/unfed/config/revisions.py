@@ -3,7 +3,7 @@
 A number here is raised when a change of code changes what comes out of a run with the same config and seed. Results
 that were kept carry the numbers they were made by, and what is of an earlier edition is not shown: a method's own rows,
 or everything where it is the engine or the evaluator. The version and the commit are shown, not compared. A test holds
-every number to the digest of a small run (`tests/test_revisions.py`), so that none is forgotten.
+every number to the digest of a small run (`tests/project/test_revisions.py`), so that none is forgotten.
 """
 
 from __future__ import annotations

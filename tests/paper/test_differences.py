@@ -1,0 +1,545 @@
+"""Where we differ from the paper: the tables that are made of what was tried."""
+
+import argparse
+import json
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import block_seconds
+import differences
+import differences_kept
+from unfed.config import revisions
+from unfed.paper import analyses, record
+from unfed.paper.items import items, published
+from unfed.paper.views import printed, results
+from unfed.report import rules
+
+
+def test_variants_that_learn_at_other_speeds_are_compared_at_the_same_retain() -> None:
+    curve = [{"retain": 60.0, "test": 58.0}, {"retain": 75.0, "test": 70.0}, {"retain": 85.0, "test": 76.0}]
+    assert differences.test_at(curve, 80.0) == pytest.approx(73.0)
+    assert differences.test_at(curve, 90.0) is None
+
+
+def test_the_record_becomes_a_table_and_what_was_not_measured_a_dash(tmp_path: Path) -> None:
+    last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": "not measured: off"}
+    row = {"variant": "no flip", "rounds": 600, "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5}
+    (tmp_path / "record.jsonl").write_text(json.dumps(row) + "\n")
+    made = differences.table([tmp_path / "record.jsonl"])
+    assert "| no flip | 600 | 90.00 | 81.00 | 80.00 | – | 88.00 | 89.50 | – |" in made
+
+
+def test_records_of_several_days_are_one_table_the_short_runs_first(tmp_path: Path) -> None:
+    last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": 50.0}
+    told = [("a", "no flip", 600), ("b", "as the preset", 4000), ("c", "as the preset", 600)]
+    for name, variant, rounds in told:
+        row = {"variant": variant, "rounds": rounds, "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 1.0}
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    rows = differences.table([tmp_path / name for name, *_ in told]).splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| as the preset", "600"], ["| no flip", "600"], ["| as the preset", "4,000"]
+    ]  # fmt: skip
+
+
+def test_retain_over_all_rows_counts_the_fifth_that_nobody_trained_on() -> None:
+    root = Path(differences.__file__).resolve().parent.parent
+    (path,) = (root / "results").glob("cifar10-cnn-434b*.json")
+    rows = {row.split(" | ")[0]: row.split(" | ")[1:] for row in differences.rows_table(path).splitlines()[2:]}
+    assert len(rows) == 8
+    ends = [columns for job, columns in record.read(path).jobs.items() if job.endswith("/retrain")]
+    train, val = (sum(end[name][-1] for end in ends) / len(ends) for name in ("retain", "validation"))
+    assert rows["| Retrain"][:2] == [f"{train:.2f}", f"{0.8 * train + 0.2 * val:.2f}"]
+    page = differences.PAGE.read_text(encoding="utf-8")
+    assert all(row in page for row in differences.rows_table(path).splitlines()[2:]), "run it with --rows"
+
+
+def test_read_over_all_rows_retain_gets_the_verdicts_that_the_page_says() -> None:
+    """The fifth that nobody trained on makes three of them kinder, and hardly moves a gap."""
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    lines = record.read(path).lines()
+    every = list[Any]()
+    for line in lines:
+        own, held = float(line["retain"]), float(line["validation"])
+        every.append({**line, "retain": 0.8 * own + 0.2 * held})
+
+    def judged(lines: list[Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        found = [replace(row, request="CIFAR-10, CNN") for row in rules.rows(lines, "best-gap")]
+        merged = printed.merged(items()["table-1"], found)
+        assert merged is not None
+        gaps = {
+            row.method: float(str(row.average_gap.mean)) for row in found if not (row.is_before or row.is_reference)
+        }
+        return {key.rpartition(", ")[2]: cells["retain"]["verdict"] for key, cells in merged[1].items()}, gaps
+
+    (words, gaps), (kinder, near) = judged(lines), judged(every)
+    changed = {name: (words[name], kinder[name]) for name in words if words[name] != kinder[name]}
+    assert changed == dict.fromkeys(("FT", "PGD", "FCU"), ("direction", "within")) and kinder["Retrain"] == "disagrees"
+    assert sorted(gaps, key=lambda name: gaps[name]) == sorted(near, key=lambda name: near[name])
+    moved = {name: abs(gaps[name] - near[name]) for name in gaps}
+    assert moved.pop("fukd") == pytest.approx(0.28, abs=0.01) and max(moved.values()) < 0.1
+
+
+def test_the_rounds_of_vit_that_the_page_quotes_are_those_that_were_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("caltech101-vit-6326*.json")
+    jobs = record.read(path).jobs
+    own = jobs["0/client-0-leaves/retrain"]
+    retain = dict(zip(own["round"], own["retain"], strict=True))
+    page = differences.PAGE.read_text(encoding="utf-8")
+    said = f"{retain[60]:.1f}, {retain[100]:.1f} and {retain[150]:.1f} % after 60, 100 and 150 of them"
+    assert f"{said}, still rising by {(retain[150] - retain[100]) / 5:.1f} points in ten rounds" in page
+
+
+def test_what_the_page_says_of_resnet_18_is_what_was_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-resnet18-*.json")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    kept = record.read(path)
+
+    def at(method: str, metric: str, *rounds: int) -> list[float]:
+        own = kept.jobs[f"0/client-0-leaves/{method}"]
+        return [own[metric][own["round"].index(number)] for number in rounds]
+
+    def said(values: Sequence[float], last: str = " and ") -> str:
+        *most, end = (f"{value:.1f}" for value in values)
+        return f"{', '.join(most)}{last}{end}"
+
+    order = ["not", "ft", "sealed", "fcu", "before"]
+    for rule in ("best-gap", "last"):
+        gaps = {row.method: float(str(row.average_gap.mean)) for row in rules.rows(kept.lines(), rule)}
+        cells = " | ".join(f"{gaps[name]:.2f}" for name in order)
+        assert f"| Table 1, ours, `{rule}` | {cells} |" in page
+    assert f"{said(at('retrain', 'retain', 20, 40, 70))} % after 20, 40 and 70 of them" in page
+    (earlier, end) = at("retrain", "retain", 60, 70)
+    assert f"still rising by\n{end - earlier:.1f} points in the last ten" in page
+    (own,), (reference,) = at("retrain", "forget", 70), at("not", "forget", 20)
+    above = [told - own for told in at("ft", "forget", 0, 10, 20, 30, 35)]
+    assert f"{reference - own:.1f} points above Retrain's, where θ* has them {above[0]:.1f} above" in page
+    assert f"FT never less than {min(above[1:]):.1f}" in page
+    apart = [f - r for f, r in zip(at("not", "forget", 20, 35), at("not", "retain", 20, 35), strict=True)]
+    assert f"from −{-apart[0]:.1f} to −{-apart[1]:.1f} meanwhile; Retrain's is −{end - own:.1f}" in page
+    ahead, behind = (said(at(name, "retain", 10, 20, 30), ", ") for name in ("sealed", "retrain"))
+    assert f"Retain {ahead} after 10, 20, 30 rounds, Retrain's {behind}." in page
+    (low, high), (reached,) = at("retrain", "retain", 40, 50), at("sealed", "retain", 35)
+    assert f"where Retrain stands after about {40 + 10 * (reached - low) / (high - low):.0f}." in page
+    assert f"starts at {at('fcu', 'test', 0)[0]:.1f} % and is at {said(at('fcu', 'test', 10, 20, 35))} (Test)" in page
+    assert f"a fresh model is at {at('retrain', 'test', 10)[0]:.1f} after ten" in page
+    sealed = (differences.PAGE.parents[1] / "methods" / "sealed.md").read_text(encoding="utf-8")
+    reached, late = at("sealed", "test", 30, 35)
+    assert f"Sealed has {reached:.1f} in round 30 and {late:.1f} in its last, 35" in sealed
+    (start,) = at("before", "test", 0)
+    assert f"in round 60 (Test {at('retrain', 'test', 60)[0]:.1f}, θ* {start:.1f})" in sealed
+    assert at("retrain", "test", 50)[0] < start - 2 < at("retrain", "test", 60)[0] and reached < start - 2
+
+
+def test_what_the_page_says_of_fcu_where_a_vit_forgets_a_backdoor_is_what_was_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("caltech101-vit-6326*.json")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    kept = record.read(path)
+    own, reference = (kept.jobs[f"0/client-0-leaves/{name}"] for name in ("fcu", "retrain"))
+    test = dict(zip(own["round"], own["test"], strict=True))
+    assert f"(Test {test[10]:.1f}, {test[30]:.1f} and {test[60]:.1f} there)" in page
+    assert f"gone ({own['backdoor'][-1]:.1f} %, Retrain {reference['backdoor'][-1]:.1f})" in page
+    gaps = {row.method: float(str(row.average_gap.mean)) for row in rules.rows(kept.lines(), "best-gap")}
+    cells = " | ".join(f"{gaps[name]:.2f}" for name in ("not", "ft", "sealed", "mode", "fcu"))
+    assert f"| Table 5, ours | {cells} |" in page and f"In table 5 it is {gaps['before']:.2f}." in page
+
+
+@pytest.mark.parametrize("record", ["2026-11-16-fcu-vit", "2026-11-17-fcu-resnet"])
+def test_fcus_rates_on_the_page_are_those_of_the_readings(record: str) -> None:
+    text = (Path(differences.__file__).parent / "records" / f"{record}-readings.md").read_text(encoding="utf-8")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    rates = {"retrain": "Retrain", "paper": "FCU, rate 0.01", "lr-1e-3": "FCU, rate 0.001"}
+    for name, *cells in rows:
+        if label := rates.get(name.removeprefix("| ")):
+            tests = " | ".join(f"{float(cell.split(' / ')[2]):.1f}" for cell in cells[:4])
+            assert f"| {label} | {tests} |" in page
+
+
+def test_how_far_fresh_weights_spread_is_what_the_page_says() -> None:
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "spread.py"))
+    page = differences.PAGE.read_text(encoding="utf-8")
+    assert f"a fresh ResNet-18's weights have a standard deviation of {found['spread']('resnet18'):.3f}" in page
+    for name in ("resnet-tiny", "vit-tiny"):
+        assert f"`{name}`'s have {found['spread'](name):.3f}, and there" in page
+
+
+def test_how_much_of_a_model_is_left_counts_its_parameters_and_not_how_many_batches_it_saw(tmp_path: Path) -> None:
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
+    for name, weight, batches in (("train", [3.0, 4.0], 630), ("c/ft", [4.0, 3.0], 945)):
+        path = tmp_path / "models" / "0" / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = {"w": torch.tensor(weight), "bn.num_batches_tracked": torch.tensor(batches)}
+        save_file(told, path)
+    assert found["_left"](tmp_path, 0, "c", "ft") == "0.960 | 0.283"
+
+
+def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
+    last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": 50.0}
+    where = {"hardware": "GPU", "torch": "2", "date": "2026-11-16T03"}
+    row = {"variant": "no flip", "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5, "rounds": 9}
+    (tmp_path / "record.jsonl").write_text(json.dumps(row | where) + "\n")
+    made = differences.section([tmp_path / "record.jsonl"])
+    assert "Not tried yet: as the preset, no validation rows," in made
+    page = f"# Page\n\n{differences.MARK}\nold\n{differences_kept.END}\n\nWhat it means.\n"
+    new = differences_kept.between(page, differences.MARK, made)
+    assert "old" not in new and "records/record.jsonl" in new and new.endswith("\n\nWhat it means.\n")
+    assert differences_kept.between(new, differences.MARK, made) == new
+
+
+SHORT = ["--preset", "digits-cnn", "--rounds", "2", "--every", "2"]
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("workload.RECORDS", tmp_path / "records")
+    monkeypatch.setenv("OUT", str(tmp_path / "records" / "out"))
+    (tmp_path / "records" / "out").mkdir(parents=True)
+    return tmp_path / "records"
+
+
+def lines(folder: Path, record: str = "differences") -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"*-{record}-cpu.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that_fails_costs_no_other(
+    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {name: differences.VARIANTS[name] for name in ("as the preset", differences.KEPT)}
+    given = argparse.Namespace(preset="digits-cnn", device="cpu", precision="float32", root=None, rounds=2, every=2)
+    truth = {name: differences.row_of(given, name) for name in chosen}
+    short, kept = chosen
+    monkeypatch.setattr(differences, "VARIANTS", {short: (), "made up": (), kept: ()})
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as a command sets it that ran in this process
+    assert differences.main([*SHORT, "--beside", "3", "--long", f"{short}=3"]) == 1
+    assert "made up, 2 rounds: failed: its process ended with 2" in capsys.readouterr().out
+    made = lines(records)
+    assert [row["variant"] for row in made] == [short, kept], "whoever was done first"
+    assert made == lines(records / "out")
+    for row in made:
+        assert {name: row[name] for name in truth[short] if name != "seconds"} == {
+            name: value for name, value in truth[row["variant"]].items() if name != "seconds"
+        }
+    ((long,),) = [lines(records, "differences-long")]
+    assert (long["rounds"], long["curve"][-1]["round"]) == (3, 3) and long["curve"][0] == made[0]["curve"][0]
+
+
+def test_what_a_record_has_is_not_tried_again_and_what_comes_late_takes_its_place_in_it(
+    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = [*differences.VARIANTS][:3]
+    asked: list[str] = []
+
+    def answered(wanted: Sequence[differences.Asked], *rest: object) -> Iterator[tuple[Any, Any, str]]:
+        asked.extend(one.variant for one in wanted)
+        for one in wanted:
+            row = {"variant": one.variant, "preset": "digits-cnn", "rounds": one.rounds, "curve": [{}]}
+            yield (one, None, "not tried, the budget is spent") if one.variant == spent else (one, row, "")
+
+    monkeypatch.setattr(differences, "side_by_side", answered)
+    command = [*SHORT, "--variants", "3", "--after", str(records)]
+    spent = first
+    assert differences.main(command) == 0, "a budget that is spent is no failure"
+    assert "the budget is spent" in capsys.readouterr().out
+    assert [row["variant"] for row in lines(records)] == [second, third]
+    spent = ""
+    assert differences.main(command) == 0 and asked == [first, second, third, first]
+    assert [row["variant"] for row in lines(records)] == [first, second, third]
+    assert differences.main(command) == 0 and len(asked) == 4
+    assert differences.main([*command, "--rounds", "3"]) == 0 and len(asked) == 7, "of other rounds it has none"
+
+
+def test_no_variant_begins_once_the_budget_is_spent_and_a_sentence_of_a_process_is_passed_on(
+    capfd: pytest.CaptureFixture[str], records: Path
+) -> None:
+    assert differences.main([*SHORT, "--variants", "2", "--budget", "-1"]) == 0
+    said = capfd.readouterr().out
+    assert said.count("not tried, the budget is spent") == 2 and not [*records.glob("*.jsonl")]
+    assert differences.main([*SHORT, "--variants", "1", "--precision", "half"]) == 1
+    assert "as the preset, 2 rounds: failed: UnfedError: " in capfd.readouterr().out
+    with pytest.raises(SystemExit):
+        differences.main([*SHORT, "--beside", "0"])
+    assert "at least 1" in capfd.readouterr().err
+    for told in ("no flap=3", "no flip", "no flip=0"):
+        with pytest.raises(SystemExit):
+            differences.main([*SHORT, "--long", told])
+        assert f"'{told}' is no variant and its rounds" in capfd.readouterr().err
+
+
+def test_a_reading_stands_above_what_was_kept_of_other_methods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    made = {"seed": 0, "request": "client-0-leaves", "method": "half", "mia": 50.0}
+    rows = [made | {"round": r, "retain": 80.0 + r / 100, "forget": 70.0, "test": 71.0} for r in (0, 500, 999)]
+    (tmp_path / "trajectory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["table.py", str(tmp_path), "--at", "500,1500", "--kept", str(path), "--of", "retrain"]
+    monkeypatch.setattr(sys, "argv", command)
+    runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"), run_name="__main__")
+    own, earlier = capsys.readouterr().out.splitlines()[2:]
+    assert own == "| half | 85.00 / 70.00 / 71.00 | — | 999: 89.99 / 70.00 / 71.00 | 50.00 | — | — |"
+    column = record.read(path).jobs["0/client-0-leaves/retrain"]
+
+    def scores(round: int) -> str:
+        return " / ".join(f"{column[name][column['round'].index(round)]:.2f}" for name in ("retain", "forget", "test"))
+
+    assert earlier == (
+        f"| retrain | {scores(500)} | {scores(1500)} | 2000: {scores(2000)} | {column['mia'][-1]:.2f} | — | — |"
+    )
+
+
+def kept() -> differences_kept.Kept:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    return differences_kept.Kept(path)
+
+
+def test_the_tables_of_the_page_are_what_the_kept_results_give() -> None:
+    page = differences_kept.PAGE.read_text(encoding="utf-8")
+    assert differences_kept.filled(page, kept()) == page, "run `benchmarks/differences_kept.py … --write`"
+
+
+def test_a_page_without_a_place_for_a_table_is_said() -> None:
+    with pytest.raises(SystemExit, match="no place for a table; put .*: price -->"):
+        differences_kept.filled("# Page\n", kept())
+
+
+def test_federaser_stands_where_retrain_stands_after_as_many_rounds() -> None:
+    found = kept()
+    line = next(row for row in differences_kept.disguise_table(found).splitlines() if row.startswith("| FedEraser |"))
+    ours, theirs = found.methods["federaser"], found.methods["retrain"]
+    at = [(differences_kept.at(ours, r), differences_kept.at(theirs, r)) for r in differences_kept.ALONG]
+    by_hand = [sum(abs(a[m] - b[m]) for m in ("retain", "forget", "test", "mia")) / 4 for a, b in at]
+    assert line == "| FedEraser | " + " | ".join(f"{value:.2f}" for value in by_hand) + " |"
+    assert max(by_hand) < 0.2, "a Retrain by another way"
+
+
+def test_the_papers_price_is_a_round_of_ours() -> None:
+    found = kept()
+    assert found.share("not") == pytest.approx(7.09e9 / 1.35e10)
+    assert "| NoT | 0.29 | 0.53 | " in differences_kept.price_table(found)
+    assert found.equals("not", 0.29) is None and found.equals("federaser", 1.58) == 840
+
+
+def test_the_seconds_of_a_block_are_those_of_the_page() -> None:
+    root = differences_kept.PAGE.parents[2]
+    (path,) = (root / "results").glob("cifar10-cnn-434b*.json")
+    made = block_seconds.table(path, 2)
+    assert made in (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    by_hand = sum(
+        c["seconds"][-1] for job, c in record.read(path).jobs.items() if job.startswith("2/") and len(c["round"]) > 1
+    )
+    assert f"| together | {by_hand:.0f} |" in made
+
+
+@pytest.mark.parametrize("table, kept", [("1", "86392d2baa10"), ("3", "7f79d99d33a5"), ("5", "6326c8c55c55")])
+def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(table: str, kept: str) -> None:
+    results = differences_kept.PAGE.parents[2] / "results"
+    found = record.read(results / f"caltech101-vit-{kept}.json")
+    ours = {row.method: row.average_gap.mean for row in rules.rows(record.current(found).lines(), "best-gap")}
+    old = {job.rpartition("/")[2]: "outdated" for job in found.jobs.keys() - record.current(found).jobs.keys()}
+    assert old == ({"sealed": "outdated"} if table == "3" else {}), "it was run before the head was drawn for a class"
+    paper = {row["method"]: row["avg_gap"] for row in published(f"T{table}") if row["model"] == "ViT"}
+    page = differences.PAGE.read_text(encoding="utf-8")
+    printed = [paper["NoT"], paper["FT"], "", paper["MoDE"], paper.get("FCU", "")]
+    assert "| ".join([f"| Table {table}, paper ", *(f"{gap} " if gap else "" for gap in printed), ""]).strip() in page
+    absent = "not run" if "FCU" in paper else ""
+    told = [
+        f"{ours[name]:.2f}" if name in ours else old.get(name, absent)
+        for name in ("not", "ft", "sealed", "mode", "fcu")
+    ]
+    assert "| ".join([f"| Table {table}, ours ", *(f"{gap} " if gap else "" for gap in told), ""]).strip() in page
+
+
+def test_what_the_page_says_of_vit_and_a_class_is_what_was_kept() -> None:
+    page, folder = after("ViT on Caltech-101"), differences_kept.PAGE.parents[2] / "results"
+    kept = record.read(folder / "caltech101-vit-7f79d99d33a5.json")
+    rows = {row.method: row for row in rules.rows(kept.lines(), "best-gap")}
+    paper = {row["method"]: row for row in published("T3")}
+    forget, mia = ({name: float(row.metrics[one].mean) for name, row in rows.items()} for one in ("forget", "mia"))
+    assert f"θ* is right on {forget['before']:.1f} % of its rows, NoT after 60 rounds on {forget['not']:.1f}" in page
+    assert f"(the paper prints {paper['NoT']['forget']}), MoDE on none" in page
+    assert forget["mode"] == 0 and f"FT on {forget['ft']:.1f} (paper {paper['FT']['forget']})" in page
+    retain, forgot, test, told = (rows["not"].gaps[name].mean for name in ("retain", "forget", "test", "mia"))
+    assert f"{told:.1f} points away, Retain, Forget and Test {retain:.2f}, {forgot:.2f} and {test:.2f}" in page
+    assert f"in {mia['retrain']:.1f} % of all cases, by NoT's in {mia['not']:.1f}" in page
+    assert f"it is {float(paper['Retrain']['mia']):.1f} and {float(paper['NoT']['mia']):.1f}" in page
+    parts = [float(paper["NoT"][f"{name}_delta"]) for name in ("retain", "forget", "test", "mia")]
+    assert f"({parts[-1]} of {sum(parts):.2f} points)" in page
+    assert f"is at {mia['mode']:.1f} and has its distance in Retain ({rows['mode'].gaps['retain'].mean:.2f})" in page
+
+
+def after(heading: str) -> str:
+    """A section of the page."""
+    page: str = differences_kept.PAGE.read_text(encoding="utf-8")
+    return page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def short_runs(*keys: str) -> list[record.KeptResults]:
+    folder = differences_kept.PAGE.parents[2] / "results"
+    return [record.read(folder / f"cifar10-cnn-{key}.json") for key in keys]
+
+
+def test_what_the_page_says_of_the_analysed_models_is_what_was_kept() -> None:
+    said, folder = after("What the figures say"), differences_kept.PAGE.parents[2] / "results"
+    looked = {kept.item: kept.numbers for kept in analyses.all_in(folder)}
+    ft, own = (looked["table-7"]["methods"][label] for label in ("ft", "not"))
+    assert f"{ft['time']:.2f} and {own['time']:.4f}: {ft['time'] / own['time']:.0f} times" in said
+    assert f"({ft['time']:.2f} → {ft['time_with_noise']:.2f})" in said
+    assert f"({own['time']:.4f} → {own['time_with_noise']:.4f})" in said
+    layers = looked["figure-3"]["layers"]
+    old, near, twin = layers["CKA"], layers["with Retrain"], layers["twin"]
+    head = {name: f"{old[f'{name}, last round']['head']:.3f}" for name in ("NoT", "Retrain", "FT")}
+    assert f"at the head NoT {head['NoT']}, Retrain {head['Retrain']}, FT {head['FT']}" in said
+    assert (
+        f"NoT {near['NoT, last round']['head']:.3f}, FT {near['FT, last round']['head']:.3f}, the original itself"
+        f" {near['original']['head']:.3f}" in said
+    )
+    for layer in ("conv2", "head"):
+        assert f"{twin['negated'][layer]:.3f} (" in said and f"{twin['random layer (control)'][layer]:.3f})" in said
+    alpha = {name: values[0].split()[0] for name, values in looked["figure-8"]["alphas"].items()}
+    assert f"{alpha['NoT']} for NoT, {alpha['FT']} for FT, {alpha['Retrain']} for Retrain" in said
+
+
+def test_what_the_page_says_of_layers_and_perturbations_is_what_was_kept() -> None:
+    said, (kept,) = after("What the figures say"), short_runs("4c6bda3c0ef2")
+    gaps = {
+        label: [(t, gap) for t, gap, _ in points if t] for label, points in results.gaps_by_round(kept.lines()).items()
+    }
+    best = {label: min(points, key=lambda point: point[1]) for label, points in gaps.items()}
+    at = {label: dict(points)[100] for label, points in gaps.items()}
+    first, second = best["ft"][0], best["not"][0]
+    assert f"FT is nearest to Retrain after {first} rounds, NoT after {second}: {first / second:.1f} times" in said
+    assert f"after 100 rounds {at['not']:.2f}, conv2 {at['conv2']:.2f}, the head {at['head']:.2f}" in said
+    for label, text in (("conv2", "gets to"), ("head", "the head to"), ("not", "conv1 to")):
+        assert f"{text} {best[label][1]:.2f} (round {best[label][0]})" in said
+    words = {"rotate": "rotate", "reinit": "reinit", "flip": "flip", "not": "negate", "zero": "zero", "noise": "noise"}
+    assert sorted(words, key=lambda label: best[label][1]) == [*words], "nearest first"
+    told = ", ".join(f"{word} {best[label][1]:.2f}" for label, word in words.items())
+    assert f"at best {told}; FT {best['ft'][1]:.2f}" in said
+    column = {name: kept.jobs[f"0/client-0-leaves/{name}"] for name in ("head", "retrain")}
+    same = [
+        sum(abs(a[m][i] - b[m][i]) for m in ("retain", "forget", "test", "mia")) / 4
+        for a, b in [(column["head"], column["retrain"])]
+        for i, t in enumerate(a["round"])
+        if t >= 400
+    ]
+    assert len(same) == 11 and max(same) < 0.5, "within half a point from round 400 on"
+    end = {label: kept.jobs[f"0/client-0-leaves/{label}"]["test"][-1] for label in ("not", "retrain", "retrain-long")}
+    parts = f"NoT ends with Test {end['not']:.2f}, Retrain with {end['retrain']:.2f}, and a Retrain of 1,200 with"
+    assert f"{parts} {end['retrain-long']:.2f}" in after("What each gap is made of")
+
+
+def test_what_the_page_says_of_shares_is_what_was_kept() -> None:
+    said, kept = after("What the figures say"), short_runs("4c6bda3c0ef2", "77247d06e820", "e7e388c26afa")
+    rows = [{row.method: row for row in rules.rows(one.lines(), "best-gap")} for one in kept]
+
+    def told(method: str, cost: str = "", joined: str = ", ") -> str:
+        shares = [f"{by[method].average_gap.mean:.2f}" for by in rows]
+        if cost:
+            shares = [f"{by[method].costs[cost].mean / by['retrain'].costs[cost].mean:.2f}" for by in rows]  # type: ignore[operator]
+        return ", ".join(shares[:2]) + joined + shares[2]
+
+    assert f"MoDE is nearer ({told('mode')}; NoT {told('not')})" in said
+    assert f"at {told('mode', 'comm_bytes', ' and ')} of Retrain's bytes (NoT {told('not', 'comm_bytes')})" in said
+    assert f"FT at {told('ft', 'comm_bytes', ' and ')} |" in said
+    assert f"{told('fcu', 'flops')} of Retrain's; NoT's {told('not', 'flops')}" in said
+    assert all(by["not"].average_gap.mean < by[m].average_gap.mean for by in rows for m in ("ft", "fcu"))  # type: ignore[operator]
+    nine = {label: kept[2].jobs[f"0/nine-leave/{label}"]["test"][-1] for label in ("retrain", "not", "ft")}
+    assert f"(Retrain's Test is {nine['retrain']:.1f})" in said
+    assert f"(NoT's Test {nine['not']:.1f}, FT's {nine['ft']:.1f})" in said
+
+
+def test_what_the_page_says_of_single_changes_is_what_was_tried() -> None:
+    said = after("One change at a time")
+    found = sorted((differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-differences-*cuda.jsonl"))
+    assert differences.section(found) in said, "benchmarks/differences.py --table … --write"
+    rows = [json.loads(line) for path in found for line in path.read_text().splitlines()]
+    short = {row["variant"]: row for row in rows if row["rounds"] == 600}
+    test = {name: row["curve"][-1]["test"] - short["as the preset"]["curve"][-1]["test"] for name, row in short.items()}
+    passed = {name: differences.test_at(row["curve"], 80.0) or 0.0 for name, row in short.items()}
+    same = {name: value - passed["as the preset"] for name, value in passed.items()}
+    assert f"{same['pad-crop 4']:.1f} points more Test" in said and test["pad-crop 4"] < 0
+    more = f"{test['no validation rows']:.1f} more Test at no other price, and {same['no validation rows']:.1f} at the"
+    assert more in said
+    lower = ("no dropout", "no flip")
+    assert all(-2.5 < same[name] < -1.5 for name in lower)
+    assert all(abs(own) < 0.2 for name, own in same.items() if name not in (*lower, "pad-crop 4", "no validation rows"))
+    assert set(same) == set(differences.VARIANTS)
+
+
+def test_what_the_page_says_of_long_retrains_is_what_was_tried() -> None:
+    said = after("One change at a time")
+    (path,) = (differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-differences-long-cuda.jsonl")
+    long = {row["variant"]: {one["round"]: one for one in row["curve"]} for row in map(json.loads, path.open())}
+    names, paper = ("retain", "forget", "test"), differences.PAPER
+    crops, all_rows, half = long["pad-crop 4"][2000], long["no validation rows"][2000], long["as the preset"][2000]
+    assert f"Retain {crops['retain']:.2f}, {paper['retain'] - crops['retain']:.2f} below the printed value" in said
+    assert f"with Test {crops['test']:.2f}" in said
+    assert "end at {:.2f}, {:.2f} and {:.2f}:".format(*(all_rows[name] for name in names)) in said
+    near, far = ([abs(one[name] - paper[name]) for name in names] for one in (all_rows, half))
+    assert (
+        "{:.2f}, {:.2f} and {:.2f} away".format(*near) in said and "are {:.2f}, {:.2f} and {:.2f}.".format(*far) in said
+    )
+    made_of, end = after("What each gap is made of"), long["as the preset"][4000]
+    assert f"Test {half['test']:.2f} after 2,000 rounds and {end['test']:.2f} after 4,000" in made_of
+    assert f"(Retain {half['retain']:.2f} and {end['retain']:.2f})" in made_of
+    (kept,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    jobs = record.read(kept).jobs
+    test = {
+        name: fmean(own["test"][-1] for job, own in jobs.items() if job.endswith(f"/{name}"))
+        for name in ("train", "retrain", "not")
+    }
+    assert f"(its Test is {test['train']:.2f},\nRetrain's {test['retrain']:.2f})" in made_of
+    assert f"after its last round is {test['not']:.2f}" in made_of
+
+
+def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
+    page = after("FedEraser and MoDE are Retrain by another way")
+    (path,) = (differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-readings-federaser.md")
+    rows = {row.split(" | ")[0].strip("| "): row.split(" | ")[4:6] for row in path.read_text().splitlines()[2:]}
+
+    def four(method: str) -> list[float]:
+        return [float(value) for value in [*rows[method][0].partition(": ")[2].split(" / "), rows[method][1]]]
+
+    half, whole = four("half"), four("retrain")
+    assert "Retain {:.2f}, Forget {:.2f}, Test {:.2f}, MIA {:.2f}".format(*half) in page
+    assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*whole) in page
+    gap = sum(abs(a - b) for a, b in zip(half, whole, strict=True)) / 4
+    assert f"an average gap of {gap:.2f} with Retain {whole[0] - half[0]:.2f} below" in page
+
+
+def test_rows_that_a_revision_of_their_method_outdated_are_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    assert "not" not in kept().methods and "| NoT |" not in differences_kept.price_table(kept())
+    made = differences.rows_table(path)
+    assert "| NoT |" not in made and "| FT |" in made
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
+    assert {line["method"] for line in found["kept_lines"](path, ["ft"])} == {"ft"}
+    with pytest.raises(SystemExit, match="no row of not that still counts; leave it out.*`not` revised since"):
+        found["kept_lines"](path, ["ft", "not"])
+
+
+def test_without_a_row_that_still_counts_and_that_others_are_compared_with_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    monkeypatch.setitem(revisions.METHODS, "retrain", 99)
+    for reads in (kept, lambda: differences.rows_table(path)):
+        with pytest.raises(SystemExit, match="no row of Retrain that still counts.*`retrain` revised since"):
+            reads()
+    monkeypatch.undo()
+    monkeypatch.setitem(revisions.METHODS, "ft", 99)
+    with pytest.raises(SystemExit, match="no row of FT that still counts"):
+        kept()

@@ -1,0 +1,372 @@
+"""The project's own habits: one version, one list of checks, declared packages, and tools that see what is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from graphlib import TopologicalSorter
+from importlib.metadata import distributions, packages_distributions
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+import unfed
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# --- the version ------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_stands_in_one_place_and_the_pages_that_repeat_it_agree() -> None:
+    pyproject = tomllib.loads(text("pyproject.toml"))
+    assert "version" not in pyproject["project"]
+    assert pyproject["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "unfed.__version__"}
+    assert tool("release").version_of(ROOT) == unfed.__version__
+    assert f"\nversion: {unfed.__version__}\n" in text("CITATION.cff")
+    newest = re.search(r"^## (\S+) ", text("CHANGELOG.md"), re.M)
+    assert newest is not None and newest[1] == unfed.__version__
+
+
+def release_tree(folder: Path, day: str = "2027-01-02", cited: str = "0.2.0") -> Path:
+    (folder / "src" / "unfed").mkdir(parents=True)
+    (folder / "src" / "unfed" / "__init__.py").write_text('__version__ = "0.2.0"\n', encoding="utf-8")
+    (folder / "CITATION.cff").write_text(f"title: x\nversion: {cited}\n", encoding="utf-8")
+    changes = f"# Changelog\n\n## 0.2.0 ({day})\nNew.\n\n- **This**: one.\n\n## 0.1.0 (2026-12-01)\nOld.\n"
+    (folder / "CHANGELOG.md").write_text(changes, encoding="utf-8")
+    return folder
+
+
+def test_a_releases_notes_are_its_section_of_the_changelog(tmp_path: Path) -> None:
+    release, tree = tool("release"), release_tree(tmp_path)
+    assert list(release.disagreements("v0.2.0", tree)) == []
+    assert release.notes("0.2.0", tree) == "New.\n\n- **This**: one."
+
+
+def test_a_release_is_refused_where_tag_changelog_or_citation_say_something_else(tmp_path: Path) -> None:
+    release = tool("release")
+    assert "The tag is v0.3.0" in next(release.disagreements("v0.3.0", release_tree(tmp_path / "tag")))
+    unnamed = list(release.disagreements("v0.2.0", release_tree(tmp_path / "day", day="unreleased")))
+    assert len(unnamed) == 1 and "CHANGELOG.md has no heading `## 0.2.0 (YYYY-MM-DD)`" in unnamed[0]
+    cited = list(release.disagreements("v0.2.0", release_tree(tmp_path / "cited", cited="0.1.0")))
+    assert cited == ["CITATION.cff does not say version: 0.2.0."]
+
+
+# --- the same checks everywhere ---------------------------------------------------------------------------------------
+
+
+def commands(workflow: str) -> list[str]:
+    """What a workflow runs, with its matrix written out."""
+    found = []
+    for job in yaml.safe_load(text(f".github/workflows/{workflow}"))["jobs"].values():
+        parts = job.get("strategy", {}).get("matrix", {}).get("part", [""])
+        steps = [step["run"] for step in job["steps"] if "run" in step]
+        found += [step.replace("${{ matrix.part }}", part) for part in parts for step in steps]
+    return found
+
+
+def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> None:
+    listed = re.search(r'^PARTS="(.+)"$', text(".ci/run"), re.M)
+    assert listed is not None
+    run = commands("ci.yml")
+    parts = [part for command in run if command.startswith(".ci/run ") for part in command.split()[1:]]
+    assert sorted(parts) == sorted(listed[1].split())
+    assert [command for command in run if not command.startswith(".ci/run ")] == ["make coverage"]
+    assert ".ci/run package" in commands("release.yml")
+
+
+@pytest.mark.parametrize("failing", ["nothing", "lint", "package", "test-flower-short", "test"])
+def test_the_script_runs_every_part_once_and_fails_where_one_does(failing: str, tmp_path: Path) -> None:
+    """With a `make` that only writes down what it was asked for."""
+    (tmp_path / "make").write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/asked\n[ "$1" != {failing} ]\n')
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    for stub in ("make", "chromium"):
+        (tmp_path / stub).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True)
+    asked = (tmp_path / "asked").read_text().split()
+    assert (ended.returncode == 0) == (failing == "nothing"), ended.stderr
+    assert asked[0] == ".venv/dev.stamp", "what all of them need is installed before two of them begin"
+    wanted = ["lint", "package", "test-flower-short", "test"]
+    if failing == "nothing":
+        assert sorted(asked[1:]) == sorted(wanted)
+    else:
+        assert asked.count(failing) == (2 if failing == "test-flower-short" else 1)
+
+
+def test_a_commit_is_held_to_what_ci_calls_lint() -> None:
+    (repository,) = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"]
+    assert [hook["entry"] for hook in repository["hooks"]] == ["make lint"]
+    assert re.search(r"^    lint\) make lint ;;$", text(".ci/run"), re.M)
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+
+def imported(stdlib: bool = False) -> dict[str, str]:
+    """Top-level packages (or modules of Python's own) that unfed imports anywhere, each with one file that does."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "src" / "unfed").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
+
+
+USED = ("flower", "trust", "serve", "tune", "wandb", "mlflow")
+"""Extras whose packages are imported, each when it is asked for."""
+
+
+def test_every_package_that_unfed_imports_is_declared() -> None:
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(line for name in USED for line in extras[name])]
+    declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
+    declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
+    homes = packages_distributions()
+    for name, file in imported().items():
+        dists = {dist.lower().replace("_", "-") for dist in homes.get(name, [name])}
+        assert dists & declared, f"{file} imports {name}, which pyproject.toml does not name"
+
+
+def test_every_pinned_package_runs_on_the_first_python_that_the_project_promises() -> None:
+    pins = dict(line.split("==") for line in text("constraints.txt").splitlines() if not line.startswith("#"))
+    first = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    for found in distributions():
+        if pinned.get(canonicalize_name(found.name)) == found.version and (wanted := found.metadata["Requires-Python"]):
+            assert first in SpecifierSet(wanted), f"{found.name} {found.version} wants Python {wanted}: pin an older"
+
+
+def test_nothing_is_imported_that_only_posix_has() -> None:
+    absent = {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+    found = {name: file for name, file in imported(stdlib=True).items() if name in absent}
+    # A file that is being written is locked where there are locks; elsewhere nothing is swept, which the guard says.
+    assert found == {"fcntl": "src/unfed/storage.py"}
+    assert 'if sys.platform != "win32":\n    import fcntl\n' in text("src/unfed/storage.py")
+
+
+# --- how code reads ---------------------------------------------------------------------------------------------------
+
+EXEMPT = (
+    "unfed/flower/unlearn.py:__init__",  # what an app may say of an unlearning, all but three by name
+    "unfed/engines/compiled/*.py:*",  # kernels
+    "unfed/model/networks/*.py:__init__",  # a network's options
+    "unfed/cli/run.py:demo",  # callbacks of the command line: their parameters are its options
+    "unfed/cli/run.py:run",
+    "unfed/cli/studies.py:sweep",
+    "unfed/cli/studies.py:population",
+    "unfed/cli/studies.py:stress",
+    "unfed/cli/studies.py:tune",
+    "unfed/cli/paper.py:paper",
+    "unfed/cli/looking.py:probe",
+    "unfed/cli/requests.py:forget",
+    "unfed/cli/evidence.py:serve",
+    "unfed/cli/evidence.py:request_sign",
+    "unfed/central/call.py:unlearn",  # the public call, keyword-only
+)
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many a caller may give; `self` and `cls` are nobody's to give."""
+    given = function.args
+    named = [a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")]
+    return len(named) + (given.vararg is not None) + (given.kwarg is not None)
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function below src, as file:name."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT / 'src').as_posix()}:{node.name}", node
+
+
+def test_no_function_has_more_than_seven_parameters_but_for_those_that_must() -> None:
+    many = [name for name, function in functions() if parameters(function) > 7]
+    assert [name for name in many if not any(fnmatch(name, pattern) for pattern in EXEMPT)] == []
+    assert [pattern for pattern in EXEMPT if not any(fnmatch(name, pattern) for name in many)] == []
+
+
+def test_no_module_is_over_800_lines() -> None:
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 800} == {}
+
+
+def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> None:
+    """The front door, `unfed` itself, is left out: it names what lies in the rooms and loads none of it."""
+    source = ROOT / "src"
+    paths = {".".join(p.relative_to(source).with_suffix("").parts): p for p in (source / "unfed").rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found = (inner & modules.keys()) | ({node.module} if inner - modules.keys() else set())
+            elif isinstance(node, ast.Import):
+                found = {alias.name for alias in node.names} & modules.keys()
+            else:
+                continue
+            graph.setdefault(name, set()).update(found - {"unfed"})
+    graph.pop("unfed")
+    assert len(list(TopologicalSorter(graph).static_order())) > 100
+
+
+def first_lines() -> Iterator[tuple[str, str]]:
+    """The first line of every docstring below src, with where it stands."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found = ast.get_docstring(node)
+                if found:
+                    yield f"{path.name}:{getattr(node, 'name', 'module')}", found.splitlines()[0]
+
+
+def test_a_docstrings_first_line_is_a_sentence_of_less_than_100_characters() -> None:
+    found = list(first_lines())
+    assert len(found) > 1000
+    assert [where for where, line in found if len(line) >= 100] == []
+    assert [where for where, line in found if not line.endswith((".", "?", "!"))] == []
+    assert [
+        line for _, line in found if re.search(r"at (its|the) desk|the day demands|of that day|sat here", line)
+    ] == []
+
+
+def tracked(root: Path, folder: str) -> list[Path]:
+    """The files of a folder that git knows; all of them where there is no repository."""
+    found = subprocess.run(["git", "ls-files", "-z", folder], cwd=root, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return sorted(path for path in (root / folder).rglob("*") if path.is_file())
+    return [path for name in found.stdout.split("\0") if name and (path := root / name).exists()]
+
+
+def test_a_new_record_of_make_bench_is_no_record_until_it_is_added(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    for name in ("kept.txt", "new.txt"):
+        (tmp_path / "records" / name).touch()
+    assert [path.name for path in tracked(tmp_path, "records")] == ["kept.txt", "new.txt"], "no repository"
+    for words in (("init", "-q"), ("add", "records/kept.txt")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert [path.name for path in tracked(tmp_path, "records")] == ["kept.txt"]
+
+
+def test_every_record_is_cited_by_some_page() -> None:
+    """By its name, by a pattern, or as `…-rest-of-its-name` beside another; a record that no page needs is deleted."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    said = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    cited = {
+        "*" + name.removeprefix("…") for name in re.findall(r"(?:records/|…)([\w*.…-]+\.(?:jsonl|json|txt|md))\b", said)
+    }
+    records = sorted(path.name for path in tracked(ROOT, "benchmarks/records"))
+    assert [name for name in records if not any(fnmatch(name, pattern) for pattern in cited)] == []
+
+
+def test_no_record_names_a_folder_of_the_machine_it_was_made_on() -> None:
+    kept = [*tracked(ROOT, "benchmarks/records"), *(ROOT / "results").rglob("*.json")]
+    told = {
+        path.name: re.findall(r"(?<![\w.])/(?:root|home|tmp|work)/[^\s\"]+", path.read_text("utf-8")) for path in kept
+    }
+    assert {name: found for name, found in told.items() if found} == {}
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name in ("src/unfed/__init__.py", "src/unfed/py.typed", "src/unfed/report/page.j2", "docs/index.md"):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "source"
+
+
+def wheel(folder: Path, *names: str) -> Path:
+    with zipfile.ZipFile(folder / "unfed-1-py3-none-any.whl", "w") as packed:
+        for name in (*names, "unfed-1.dist-info/METADATA", "unfed-1.dist-info/licenses/LICENSE"):
+            packed.writestr(name, "")
+    return folder / "unfed-1-py3-none-any.whl"
+
+
+def test_a_wheel_that_lacks_a_template_or_holds_a_stray_file_is_seen(source: Path, tmp_path: Path) -> None:
+    package, whole = tool("package"), ("unfed/__init__.py", "unfed/py.typed", "unfed/report/page.j2")
+    assert list(package.wrong_in_wheel(source, wheel(tmp_path, *whole))) == []
+    lacking = list(package.wrong_in_wheel(source, wheel(tmp_path, *whole[:2])))
+    assert len(lacking) == 1 and "lacks unfed/report/page.j2; name it under" in lacking[0]
+    stray = list(package.wrong_in_wheel(source, wheel(tmp_path, *whole, "tests/test_a.py")))
+    assert len(stray) == 1 and "holds tests/test_a.py, which is not in src/unfed" in stray[0]
+
+
+def test_an_sdist_that_lacks_a_page_is_seen(source: Path, tmp_path: Path) -> None:
+    package, sdist = tool("package"), tmp_path / "unfed-1.tar.gz"
+    with tarfile.open(sdist, "w:gz") as packed:
+        for name in ("src/unfed/__init__.py", "src/unfed/py.typed", "src/unfed/report/page.j2"):
+            packed.addfile(tarfile.TarInfo(f"unfed-1/{name}"), io.BytesIO())
+    assert list(package.missing_in_sdist(source, sdist)) == [
+        "unfed-1.tar.gz lacks docs/index.md; name it in MANIFEST.in."
+    ]
+
+
+# --- what is not covered ----------------------------------------------------------------------------------------------
+
+
+def measured(**files: dict[str, Any]) -> dict[str, Any]:
+    """What coverage.py writes, as far as the page reads it."""
+    for file in files.values():
+        file.setdefault("missing_branches", [])
+        file.setdefault("functions", {})
+        file["summary"] = {"num_statements": 20}
+    missing = sum(len(file["missing_lines"]) for file in files.values())
+    totals = {"missing_lines": missing, "num_statements": 20 * len(files)}
+    return {"meta": {"timestamp": "2026-11-15T12:00:00"}, "totals": totals, "files": files}
+
+
+def test_the_page_lists_what_no_test_runs_and_only_counts_what_is_run_whole() -> None:
+    never = {"executed_lines": [], "missing_lines": [11, 12, 13], "start_line": 10}
+    some = {"executed_lines": [2], "missing_lines": [3], "start_line": 1}
+    functions = {"Run.lost": never, "kept": some, "": {"executed_lines": [1], "missing_lines": [], "start_line": 1}}
+    page = tool("uncovered").written(
+        measured(
+            whole={"missing_lines": []},
+            little={"missing_lines": [], "missing_branches": [[5, 9], [7, -1]]},
+            much={"missing_lines": [3, 11, 12, 13, 17, 18], "missing_branches": [[2, 3]], "functions": functions},
+        )
+    )
+    assert "6 of 60 statements were not run; 1 of 3 files were run whole" in page
+    assert page.index("| much | 6 | 20 |") < page.index("| little | 0 | 20 |")
+    assert "## much\n- never called: `Run.lost` (10)\n- lines not run: 3, 17–18\n" in page
+    assert "## little\n- ways never taken: 5 → 9, 7 → out\n" in page
+    assert "whole |" not in page
