@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from unfed.report import how_sure_pictures as pictures
+from unfed.report import figures as pictures
 from unfed.report.figures import styles
 
 

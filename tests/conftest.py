@@ -37,7 +37,7 @@ from unfed import plugins, rng
 from unfed.config.config import Config
 from unfed.data import ClientData, TensorSource, datasets
 from unfed.methods import sealed
-from unfed.report.picture import HEADING
+from unfed.report.drawing import HEADING
 from worlds import Small, Toy
 
 torch.set_num_threads(1)
@@ -120,9 +120,9 @@ def figures_as_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     description and its values: what a page says, and whom it must not name, stands in these.
     """
     if not request.node.get_closest_marker("figures"):
-        monkeypatch.setattr("unfed.report.picture.drawn", words_of)
-        monkeypatch.setattr("unfed.report.picture._bare", lambda figure, framed, svg: svg)
-        monkeypatch.setattr("unfed.report.picture.Picture.downloads", lambda self: [])
+        monkeypatch.setattr("unfed.report.drawing.drawn", words_of)
+        monkeypatch.setattr("unfed.report.drawing._bare", lambda figure, framed, svg: svg)
+        monkeypatch.setattr("unfed.report.drawing.Picture.downloads", lambda self: [])
 
 
 def words_of(figure: Figure, name: str) -> str:

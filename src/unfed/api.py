@@ -30,7 +30,7 @@ from unfed.runs.run import Run
 if TYPE_CHECKING:
     from unfed.analysis.advice import Advice
     from unfed.report.compare import Compared
-    from unfed.report.picture import Picture
+    from unfed.report.drawing import Picture
 
 
 def negate(
@@ -158,10 +158,10 @@ def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Pic
     `what` is a measure by round (forget, test, backdoor, mia), a cost (cost-flops, cost-comm_bytes, cost-seconds),
     the gap against a cost (gap-by-flops, gap-by-comm_bytes) or training. Of several requests, say REQUEST-forget.
     """
-    from unfed.report import gallery  # matplotlib is slow to import
+    from unfed.report import figures  # matplotlib is slow to import
 
     opened = _run(run)
-    return gallery.one(gallery.pictures(opened.info(), opened.lines(), rule), what)
+    return figures.one(figures.pictures(opened.info(), opened.lines(), rule), what)
 
 
 def compared(folders: Sequence[str | Path]) -> list[Compared]:

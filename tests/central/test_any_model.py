@@ -31,7 +31,7 @@ from unfed.model.keyed import KeyedAttention, keyed_fused
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
 from unfed.report.rules import rows
-from unfed.report.verdicts import falls, fell
+from unfed.report.sentences import falls, fell
 from worlds import slow
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -10,9 +10,9 @@ import pytest
 from test_rules import line
 from unfed.measures.attacks import membership_inference
 from unfed.measures.metrics import accuracy_error, attack_error
-from unfed.report import best, gallery, html, ranking, tables
+from unfed.report import html, ranking, tables
 from unfed.report.rules import Row, rows
-from unfed.report.words import sentence
+from unfed.report.sentences import sentence
 
 ROWS = {"retain": 400, "forget": 40, "test": 1000}
 NO_BACKDOOR = "not measured: no client was poisoned"
@@ -58,7 +58,7 @@ def test_how_far_mia_and_forget_are_trusted_is_said_below_the_table_and_in_the_c
         " error); take no smaller difference for a finding."
     )
     assert told in tables.markdown(found)
-    record = gallery.records(found)[1]
+    record = tables.records(found)[1]
     assert record["mia_error"] == pytest.approx(attack_error(50, 40)) and record["forget_error"] > record["test_error"]
 
 
@@ -79,15 +79,14 @@ def test_of_several_seeds_the_rows_of_each_are_told() -> None:
 def test_a_run_that_does_not_say_its_rows_is_told_as_it_was() -> None:
     old = [last(method, 90, 40, 80, 50, rows={}) for method in ("retrain", "not")]
     assert tables.by_chance(rows(old, "last")) == []
-    assert best.star(rows(old, "last")) == "★ smallest average gap to Retrain"
+    assert tables.star(rows(old, "last")) == "★ smallest average gap to Retrain"
 
 
 def test_a_star_that_stands_nowhere_is_not_explained() -> None:
     none = "No ★: no method has an average gap to Retrain"
-    assert best.star(rows([last("before", 90, 99, 80, 60), last("not", 90, 40, 80, 50)], "last")) == none
-    assert (
-        best.star(rows([last("retrain", 90, 40, 80, 50), last("not", 90, 40, 80, "not measured: off")], "last")) == none
-    )
+    assert tables.star(rows([last("before", 90, 99, 80, 60), last("not", 90, 40, 80, 50)], "last")) == none
+    unmeasured = [last("retrain", 90, 40, 80, 50), last("not", 90, 40, 80, "not measured: off")]
+    assert tables.star(rows(unmeasured, "last")) == none
 
 
 def test_nobody_is_marked_the_best_alone_by_fewer_rows_than_tell() -> None:
@@ -96,7 +95,7 @@ def test_nobody_is_marked_the_best_alone_by_fewer_rows_than_tell() -> None:
     lines += [last("ft", 90, 51, 80, 50), last("not", 90, 53, 80, 50)]
     lines += [last("pgd", 90, 90, 80, 50), last("mode", 90, 91, 80, 50)]
     found = rows(lines, "last")
-    assert marked(found) == ["FT", "NoT"] and best.star(found).endswith("within two standard errors of it")
+    assert marked(found) == ["FT", "NoT"] and tables.star(found).endswith("within two standard errors of it")
     many = rows([one | {"rows": dict.fromkeys(ROWS, 40_000)} for one in lines], "last")
     assert marked(many) == ["FT"]
 
@@ -110,15 +109,14 @@ def test_where_more_than_half_would_be_marked_nobody_is_and_a_sentence_names_the
         "FT, NoT and PGD share the smallest average gap, as far as these seeds and rows tell; they are more than half"
         " of the methods, so none is marked as best."
     )
-    assert (
-        marked(found) == [] and best.star(found) == "No ★: more than half of the methods share the smallest average gap"
-    )
+    assert marked(found) == []
+    assert tables.star(found) == "No ★: more than half of the methods share the smallest average gap"
     written = tables.markdown(found)
     assert f"- {said}" in written and "**" not in written and said in html.render({"name": "r"}, lines)
     clear = [one | {"request": "r2", "rows": dict.fromkeys(ROWS, 40_000)} for one in lines]
     both = rows([*lines, *clear], "last")
     assert f"For r1, {said}" in tables.by_chance(both) and {*marked(both)} == {"r2"}
-    assert best.star(both).endswith("two standard errors of it; none where that is more than half of the methods")
+    assert tables.star(both).endswith("two standard errors of it; none where that is more than half of the methods")
     assert marked(rows(lines[:3], "last")) == ["FT"], "one method alone is no crowd"
 
 

@@ -39,7 +39,7 @@ from unfed.paper import record
 from unfed.paper.claims import trial
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
-from unfed.report import how_sure, undo_table
+from unfed.report import how_sure, undo
 from unfed.requests import book as books
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
@@ -340,7 +340,7 @@ def results(home: Path) -> object:
 
 def undone(home: Path) -> object:
     found = undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
-    return found and undo_table.grid([found])
+    return found and undo.grid([found])
 
 
 def looked(home: Path) -> None:

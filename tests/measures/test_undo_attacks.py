@@ -20,8 +20,7 @@ from unfed.measures.undo.lift import NO_CLASS, gaps, largest_lift
 from unfed.measures.undo.triggers import CLEAN, STAMPED, STOPS
 from unfed.model.functional import Template
 from unfed.model.params import Params, params_of
-from unfed.report.undo_section import comes_back, sentence
-from unfed.report.undo_table import grid
+from unfed.report.undo import comes_back, grid, sentence
 
 
 class Straight(nn.Module):

@@ -17,10 +17,11 @@ from matplotlib.colors import to_hex
 import unfed
 from test_report import fake_run
 from unfed.errors import UnfedError
-from unfed.report import drawing, figures, gallery, picture
+from unfed.report import drawing, figures, tables
+from unfed.report.drawing import Picture
 from unfed.report.html import render
-from unfed.report.picture import Picture, safe
 from unfed.report.rules import rows, trajectories
+from unfed.report.tables import safe
 from unfed.runs.run import Run
 from worlds import Small
 
@@ -29,18 +30,18 @@ pytestmark = pytest.mark.figures
 
 @pytest.fixture
 def drawn() -> dict[str, Picture]:
-    return gallery.pictures(*fake_run())
+    return figures.pictures(*fake_run())
 
 
 def test_everything_that_was_measured_is_drawn(drawn: dict[str, Picture]) -> None:
-    assert set(drawn) == set(gallery.NAMES) - {"training"}  # the made-up run has no line of its training
+    assert set(drawn) == set(figures.NAMES) - {"training"}  # the made-up run has no line of its training
     (metric,) = {"forget"} & set(drawn)
     assert drawn[metric].header == ("method", "round", "forget", "std")
 
 
 def test_the_numbers_are_those_of_the_trajectory() -> None:
     run, lines = fake_run()
-    found = list(csv.DictReader(io.StringIO(gallery.pictures(run, lines)["test"].csv())))
+    found = list(csv.DictReader(io.StringIO(figures.pictures(run, lines)["test"].csv())))
     measured = {(str(line["round"]), line["test"]) for line in lines if line["method"] == "not"}
     assert {(line["round"], float(line["test"])) for line in found if line["method"] == "NoT"} == measured
 
@@ -70,17 +71,18 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
         assert not {colour for colour in left if colour.startswith("#0102")}
     assert ">Average gap against computation<" in drawn["gap-by-flops"].svg(), "a file says what it shows"
     assert ">NoT<" in drawn["forget"].svg() and ">Retrain, last round<" in drawn["forget"].svg()
-    assert drawn["forget"].svg() == gallery.pictures(*fake_run())["forget"].svg()
+    assert drawn["forget"].svg() == figures.pictures(*fake_run())["forget"].svg()
 
 
 def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     drawings: list[str] = []
+    draw = drawing.drawn
 
     def counted(figure: Any, name: str) -> str:
         drawings.append(name)
-        return drawing.drawn(figure, name)
+        return draw(figure, name)
 
-    monkeypatch.setattr(picture, "drawn", counted)
+    monkeypatch.setattr(drawing, "drawn", counted)
     page = render(*fake_run())
     assert len(drawings) == len(set(drawings)) == page.count(".svg" + '"') > 5
 
@@ -104,21 +106,21 @@ def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
     links = re.findall(r'<a download="([^"]+)" href="data:([\w/+]+);base64,([^"]+)"', page)
     assert len(links) == 2 * page.count('role="img" stroke-linejoin') > 10
     held = {name: base64.b64decode(data).decode() for name, _, data in links}
-    assert held["curve-0-forget.csv"] == gallery.pictures(run, lines)["forget"].csv()
+    assert held["curve-0-forget.csv"] == figures.pictures(run, lines)["forget"].csv()
     ElementTree.fromstring(held["curve-0-forget.svg"])
     assert len({name for name, *_ in links}) == len(links)
 
 
 def test_results_as_plain_values_keep_what_was_not_measured() -> None:
     _, lines = fake_run(methods=("not", "ft"))
-    (first, *_) = [record for record in gallery.records(rows(lines, "last")) if record["method"] == "not"]
+    (first, *_) = [record for record in tables.records(rows(lines, "last")) if record["method"] == "not"]
     assert first["average_gap"] == "not measured: no Retrain of this request" and isinstance(first["test"], float)
-    text = gallery.csv_text([first])
+    text = tables.csv_text([first])
     assert "not measured: no Retrain of this request" in text and "rounds" in text.splitlines()[0]
 
 
 def test_who_was_asked_is_json_in_a_csv() -> None:
-    (line,) = csv.DictReader(io.StringIO(gallery.csv_text([{"asked": {"1": ["0", "ä"]}}])))
+    (line,) = csv.DictReader(io.StringIO(tables.csv_text([{"asked": {"1": ["0", "ä"]}}])))
     assert json.loads(line["asked"]) == {"1": ["0", "ä"]}
 
 

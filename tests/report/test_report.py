@@ -21,15 +21,13 @@ import torch
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import digest
-from unfed.report import figures, undo_section
-from unfed.report.caveats import caveats
+from unfed.report import figures, undo
 from unfed.report.html import render
 from unfed.report.officer import officer_view
 from unfed.report.ranking import orders, words
 from unfed.report.rules import rows, trajectories
-from unfed.report.tooltips import HEADINGS, MEASURES
-from unfed.report.unfinished import unfinished
-from unfed.report.words import sentence, span_text
+from unfed.report.sentences import caveats, sentence, span_text, unfinished
+from unfed.report.wording import HEADINGS, MEASURES
 
 # method: (forget, backdoor and validation at round 0; their limits; rounds to get there)
 SHAPES = {
@@ -681,7 +679,7 @@ def test_what_comes_back_is_said_of_its_request_where_there_are_several() -> Non
 def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
     """A second request that ends the way back of the first is about the same client."""
     tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": []}
-    untried = {**tried, "reason": undo_section.NOT_PROBED, "fitted": False}
+    untried = {**tried, "reason": undo.NOT_PROBED, "fitted": False}
     asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
     views = [
         {"subject": subject, "retrain": True, "undoing": undoing, "tables": {"last": {"body": [1]}}}

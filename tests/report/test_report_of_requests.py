@@ -11,8 +11,7 @@ from test_report import Page, fake_run
 from unfed.config.config import Config
 from unfed.report.html import render
 from unfed.report.rules import rows
-from unfed.report.unfinished import unfinished
-from unfed.report.words import sentence
+from unfed.report.sentences import sentence, unfinished
 from unfed.runs.run import Run
 
 FULFILLED = {"method": "not", "state": "fulfilled", "standing": "fulfilled", "until": "20", "owed": False}

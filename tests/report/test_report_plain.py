@@ -16,11 +16,9 @@ from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
 from unfed.report.html import render
-from unfed.report.opening import opening
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
-from unfed.report.verdicts import verdicts
-from unfed.report.words import gate_words, method_row, sentence
+from unfed.report.sentences import gate_words, method_row, opening, sentence, verdicts
 from unfed.requests.entry import Job
 from unfed.requests.gate import Check, utility
 from unfed.runs.in_force import InForce, is_out

@@ -9,7 +9,7 @@ import pytest
 from unfed.errors import UnfedError
 from unfed.folder.job_notes import JobNotes
 from unfed.methods import State
-from unfed.report import gallery, tables
+from unfed.report import tables
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.requests.options import Until
 from unfed.runs.job import Ending
@@ -247,5 +247,5 @@ def test_gaps_that_cancel_between_seeds_are_told_seed_by_seed() -> None:
     assert told in tables.markdown(found)
     same = [one for one in found if one.method != "not"]
     assert tables.seed_by_seed(same) == "", "where nothing cancels there is nothing to tell"
-    in_csv = {row["method"]: row["average_gap_seed_by_seed"] for row in gallery.records(found)}
+    in_csv = {row["method"]: row["average_gap_seed_by_seed"] for row in tables.records(found)}
     assert in_csv == {"before": 9.0, "retrain": 0.0, "not": 2.0, "ft": 1.0}

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.report.best import star
 from unfed.report.rules import Row, rows
-from unfed.report.tables import latex, markdown, plain
-from unfed.report.units import bytes_text, flops_text, seconds_text
+from unfed.report.tables import latex, markdown, plain, star
+from unfed.report.wording import bytes_text, flops_text, seconds_text
 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
 

@@ -9,11 +9,10 @@ import pytest
 
 from test_report import Page, fake_run
 from unfed.measures.undo.scene import NO_BACKDOOR
-from unfed.report import compare, html, tables, undo_table, wording
+from unfed.report import compare, html, tables, undo, wording
 from unfed.report.compare import Compared
 from unfed.report.rules import rows
-from unfed.report.unfinished import unfinished
-from unfed.report.words import subject_of
+from unfed.report.sentences import subject_of, unfinished
 
 FIFTH: dict[str, Any] = {"id": "r1", "kind": "instance", "clients": [], "fraction": 0.2, "forgotten_rows": 60}
 
@@ -47,7 +46,7 @@ def test_a_page_of_one_place_speaks_of_no_round_no_client_and_no_byte(rule: str)
 
 
 def test_the_table_of_undoing_has_one_wording_that_is_true_in_every_setting() -> None:
-    told = " ".join([*(row.title for row in undo_table.ROWS), NO_BACKDOOR])
+    told = " ".join([*(row.title for row in undo.ROWS), NO_BACKDOOR])
     assert not re.findall(r"(?i)\b(?:rounds?|epochs?|clients?|bytes?|nodes?|server)\b", told)
 
 

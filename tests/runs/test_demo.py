@@ -11,7 +11,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
-from unfed.report.verdicts import verdicts
+from unfed.report.sentences import verdicts
 from unfed.requests.entry import Entry, now
 from unfed.runs.probe import scene_of
 from unfed.runs.run import Run

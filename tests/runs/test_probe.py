@@ -27,8 +27,8 @@ from unfed.folder.undo_results import measured as measured_in
 from unfed.folder.undo_results import targets as targets_in
 from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
-from unfed.report.undo_section import NOT_PROBED, comes_back, sentence, view
-from unfed.report.undo_table import grid
+from unfed.report.figures import undo_pictures
+from unfed.report.undo import NOT_PROBED, comes_back, grid, sentence, view
 from unfed.runs import probe as probing
 from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
@@ -321,7 +321,7 @@ def test_fits_that_left_nothing_usable_are_not_taken_for_a_good_sign() -> None:
     for who in ("unlearned", "retrain"):
         found["measured"][who]["realign"] |= {"fits": 16, "usable_fits": 0}
     assert sentence([found]).endswith("may find what these did not.") and "no more than" not in sentence([found])
-    assert view([found], "undo")["weak"] and not view([told(7.4, 7.5, 4.3)], "undo")["weak"]
+    assert view([found])["weak"] and not view([told(7.4, 7.5, 4.3)])["weak"]
     found["measured"]["unlearned"]["realign"] |= {"backdoor": 70.0}
     assert sentence([found]).endswith("What was forgotten can be brought back."), "what comes back, comes back"
     found["measured"]["unlearned"]["realign"] |= {"backdoor": 7.5, "usable_fits": 1}
@@ -362,12 +362,12 @@ def test_where_only_the_inverse_was_tried_the_words_and_the_picture_say_no_more(
     for one in some["measured"].values():
         one["realign"] = {"reason": NOT_TRIED}
     some["measured"]["retrain"]["flip"]["backdoor"] = 0.0
-    shown, page = sentence([some]), view([some], "undo-0")
-    assert "usable" not in shown and "up to" not in shown and not page["fitted"]
+    shown, drawn = sentence([some]), undo_pictures([some], "undo-0")[0].inline
+    assert "usable" not in shown and "up to" not in shown and not view([some])["fitted"]
     assert "it works on 85.0 % of stamped images. That model is right on 50.0 % of the test data" in shown
     assert shown.endswith("Whether it comes back in a model as good as the published one was not tried.")
-    assert "NoT 4.0 as published, 85.0 after the inverse alone" in page["pictures"][0]["svg"]
-    assert "after undoing;" not in page["pictures"][0]["svg"] and view([told(4.0, 70.0, 2.0)], "undo-0")["fitted"]
+    assert "NoT 4.0 as published, 85.0 after the inverse alone" in drawn
+    assert "after undoing;" not in drawn and view([told(4.0, 70.0, 2.0)])["fitted"]
 
 
 def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None:
@@ -391,9 +391,9 @@ def test_what_chance_alone_moves_is_said_below_the_table_where_the_file_says_its
 
 
 def test_the_picture_is_drawn_only_of_what_was_measured() -> None:
-    shown = view([told(4.0, 70.0, 2.0)], "undo-0")
-    assert [p["title"] for p in shown["pictures"]] == ["Backdoor success (%)", "Accuracy on the forgotten data (%)"]
-    assert "NoT 4.0 as published, 70.0 after undoing" in shown["pictures"][0]["svg"]
-    without = view([told(4.0, 70.0, "not measured: no")], "undo-0")["pictures"][0]["svg"]
+    shown = undo_pictures([told(4.0, 70.0, 2.0)], "undo-0")
+    assert [one.title for one in shown] == ["Backdoor success (%)", "Accuracy on the forgotten data (%)"]
+    assert "NoT 4.0 as published, 70.0 after undoing" in shown[0].inline
+    without = undo_pictures([told(4.0, 70.0, "not measured: no")], "undo-0")[0].inline
     assert "Retrain" not in without
-    assert view([], "undo-0")["reason"] == NOT_PROBED
+    assert view([])["reason"] == NOT_PROBED

@@ -13,8 +13,8 @@ from unfed import storage
 from unfed.measures.forgotten import Forgetting
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, average_gap, reading
 from unfed.measures.trajectory import Line
-from unfed.report.units import flops_text, seconds_text
-from unfed.report.verdicts import fell, forgetting
+from unfed.report.sentences import fell, forgetting
+from unfed.report.wording import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
 NO_RETRAIN = not_measured("no Retrain")

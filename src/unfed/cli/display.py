@@ -17,13 +17,11 @@ from unfed.cli.console import Console, say, stdout
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
 from unfed.report import tables, wording
-from unfed.report.best import star
 from unfed.report.rules import Row
-from unfed.report.tables import name_of
-from unfed.report.undo_section import ABOVE
-from unfed.report.verdicts import falls, verdicts
+from unfed.report.sentences import again_words, falls, gate_words, left_before, verdicts
+from unfed.report.tables import name_of, star
+from unfed.report.undo import ABOVE
 from unfed.report.wording import CENTRAL, FEDERATED, Wording
-from unfed.report.words import again_words, gate_words, left_before
 from unfed.requests.entry import Job
 from unfed.requests.reversible import inverse_of
 from unfed.runs.in_force import in_force

@@ -113,7 +113,7 @@ def costs(
     With --ls, Flower's own figures stand beside it.
     """
     from unfed.folder.folder import RunFolder
-    from unfed.report.units import bytes_text
+    from unfed.report.wording import bytes_text
 
     folder = RunFolder(run)
     folder.description()

@@ -253,8 +253,7 @@ class _Steps:
 
 
 def _tell_undone(found: Mapping[str, Any]) -> None:
-    from unfed.report.undo_section import sentence
-    from unfed.report.undo_table import COLUMNS, grid
+    from unfed.report.undo import COLUMNS, grid, sentence
 
     title = f"Request {found['request']}, {found['title']}, seed {found['seed']}"
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)

@@ -14,7 +14,7 @@ from unfed.cli.options import RunArgument, out_option, plain_file
 from unfed.errors import UnfedError, UnfedWarning, nearest
 
 if TYPE_CHECKING:
-    from unfed.report.index import Listed
+    from unfed.report.compare import Listed
     from unfed.runs.run import Run
 
 TEXTS, FIGURES = ("md", "latex", "csv", "json"), ("svg", "pdf")
@@ -77,22 +77,22 @@ def report(
 
 def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
     from unfed.api import results
-    from unfed.report import gallery, tables, wording
+    from unfed.report import tables, wording
 
     found = results(run, rule)
     if kind in ("md", "latex"):
         return (tables.markdown if kind == "md" else tables.latex)(found, words=wording.of(run.description))
     if kind == "csv":
-        return gallery.csv_text(run.lines() if rounds else gallery.records(found))
-    told = {"run": run.config.name, "rule": rule, "results": gallery.records(found), "rounds": run.lines()}
+        return tables.csv_text(run.lines() if rounds else tables.records(found))
+    told = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
     return json.dumps({**told, "config": run.config.to_json()}, ensure_ascii=False) + "\n"
 
 
 def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
     from unfed.folder.handed_out import hand_out
-    from unfed.report import gallery
+    from unfed.report import figures
 
-    drawn = gallery.pictures(run.info(), run.lines(), rule)
+    drawn = figures.pictures(run.info(), run.lines(), rule)
     if not drawn:
         raise UnfedError(f"{run.folder.path} has no evaluated round to draw yet; go on with {run.going_on}.")
     if folder.exists() and not folder.is_dir():
@@ -123,8 +123,8 @@ def compare(
 ) -> None:
     """Several runs in one report, and in what they differ."""
     from unfed import api, storage
-    from unfed.report import compare as tables
-    from unfed.report import gallery
+    from unfed.report import compare as several
+    from unfed.report import tables
     from unfed.report.rules import named
 
     kind = kind.lower()
@@ -136,9 +136,9 @@ def compare(
         return
     told = api.compared(runs or [])
     if kind == "csv":
-        text = gallery.csv_text(gallery.records(tables.compared_rows(told, rule)))
+        text = tables.csv_text(tables.records(several.compared_rows(told, rule)))
     else:
-        text = (tables.markdown if kind == "md" else tables.latex)(told, rule)
+        text = (several.markdown if kind == "md" else several.latex)(told, rule)
     if out is None:
         echo(text)
     else:
@@ -158,7 +158,7 @@ def index(
     from unfed import storage
     from unfed.folder.folder import RunFolder
     from unfed.folder.handed_out import enter
-    from unfed.report.index import render
+    from unfed.report.compare import render_index as render
 
     if not runs.is_dir():
         raise UnfedError(f"{runs} is not a folder; name the one in which your runs lie (`unfed run` makes runs/NAME).")
@@ -188,7 +188,7 @@ def folders(where: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def _listed(folder: Path, base: Path, page: Path) -> "Listed":
-    from unfed.report.index import Listed
+    from unfed.report.compare import Listed
     from unfed.runs.run import Run
     from unfed.runs.status import status
 

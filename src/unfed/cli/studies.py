@@ -149,8 +149,8 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
     from unfed import storage
     from unfed.api import enter_comparison
     from unfed.cli.display import print_results
-    from unfed.report.best import star
     from unfed.report.compare import Compared, compared_rows, render, words_of
+    from unfed.report.tables import star
     from unfed.studies import sweep as sweeping
 
     told = [Compared(name, *sweeping.merged(members)) for name, members in groups.items()]
@@ -280,7 +280,7 @@ def judge(
     from unfed import storage
     from unfed.api import write_report
     from unfed.measures.population import store
-    from unfed.report.population_page import population_page
+    from unfed.report.html import population_page
     from unfed.runs.run import Run
     from unfed.studies.judging import QUICK, judged, put_into
 

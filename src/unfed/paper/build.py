@@ -26,7 +26,7 @@ from unfed.paper.items import Item, SharedRun, Spec, shared
 from unfed.paper.items import items as all_items
 from unfed.paper.views.base import BY, Section, TextTable, first_seed, plain
 from unfed.report import html, tables
-from unfed.report.words import date_text
+from unfed.report.sentences import date_text
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run

@@ -19,7 +19,7 @@ from unfed.measures.metrics import COLUMNS, GAP_METRICS
 from unfed.report.drawing import DASHES, INK, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
-from unfed.report.units import BYTES, FLOPS, axis_unit
+from unfed.report.wording import BYTES, FLOPS
 from unfed.values import is_measured
 
 OURS = "NoT"
@@ -203,9 +203,9 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> PaperFigure:
             place.xaxis.set_major_locator(MaxNLocator(nbins=3))
             place.tick_params(axis="x", labelsize=7.5)
             if key in units:
-                unit = axis_unit(place.get_xlim()[1], units[key])
-                place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, unit=unit: unit.text(v)))
-                place.set_title(f"{COLUMNS[key].title} ({unit.name})", fontsize=9)
+                power = sum(place.get_xlim()[1] >= 1000**n for n in range(1, len(units[key])))
+                place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, size=1000.0**power: f"{v / size:g}"))
+                place.set_title(f"{COLUMNS[key].title} ({units[key][power]})", fontsize=9)
         told = "; ".join(
             f"{name_of(row.method)} "
             + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))

@@ -8,14 +8,30 @@ picture serves light, dark and print. Text stays text. The same input gives the 
 
 from __future__ import annotations
 
-import html
+import base64
+import csv
 import io
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Annotation, Text
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.report.tables import safe
 
 # Stand-in → what the page shows. No picture of ours uses these exact colours for anything else.
 INK, FAINT, REFERENCE, PAPER = "#010203", "#010204", "#010205", "#010206"
@@ -99,9 +115,7 @@ def inline(svg: str, name: str, title: str, description: str) -> str:
     box = re.search(r'viewBox="[^"]+"', svg)
     assert box is not None, "matplotlib always writes a viewBox"
     opening = f'<svg {box.group()} role="img" stroke-linejoin="round" aria-labelledby="{name}-title {name}-desc">'
-    told = (
-        f'<title id="{name}-title">{html.escape(title)}</title><desc id="{name}-desc">{html.escape(description)}</desc>'
-    )
+    told = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
     return opening + told + svg[svg.index(">") + 1 :].strip()
 
 
@@ -116,3 +130,172 @@ def without(svg: str, identifier: str) -> str:
         if depth == 0:
             return svg[:start] + svg[start + tag.end() :]
     raise AssertionError("matplotlib closes every group")
+
+
+# --- a picture with its numbers ---------------------------------------------------------------------------------------
+
+
+FORMATS = ("svg", "pdf", "csv")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a picture: whose it is, where it stands in the axes, and how it is said."""
+
+    x: float
+    y: float
+    text: str
+    row: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its title, its values and everything it can be written as."""
+
+    name: str
+    title: str
+    inline: str
+    alone: str = field(repr=False)
+    header: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    figure: Figure = field(repr=False, compare=False)
+
+    def svg(self) -> str:
+        """The picture as a file of its own."""
+        return self.alone
+
+    def pdf(self) -> bytes:
+        """The picture as one page; its fonts are in it."""
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({"pdf.fonttype": 42}):
+            FigureCanvasPdf(_recoloured(self.figure))
+            nothing = dict.fromkeys(("CreationDate", "ModDate", "Creator", "Producer"))
+            self.figure.savefig(buffer, format="pdf", transparent=True, metadata=nothing)
+        return buffer.getvalue()
+
+    def csv(self) -> str:
+        """The numbers that the picture shows."""
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([self.header, *(safe(row) for row in self.rows)])
+        return buffer.getvalue()
+
+    def bytes(self, kind: str) -> bytes:
+        """The picture in one of the formats."""
+        if kind not in FORMATS:
+            raise UnfedError(f"A picture is written as svg, pdf or csv, not as {kind!r}.")
+        return self.pdf() if kind == "pdf" else (self.svg() if kind == "svg" else self.csv()).encode()
+
+    def save(self, path: str | Path) -> Path:
+        """Write it; the end of the name says how: `.svg`, `.pdf` or `.csv`."""
+        path = Path(path)
+        storage.deliver(path, self.bytes(path.suffix.removeprefix(".")))
+        return path
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.svg()
+
+    def downloads(self) -> list[dict[str, str]]:
+        """Links that hold the files themselves: the page stays one file."""
+        kinds = {"svg": "image/svg+xml", "csv": "text/csv"}
+        return [
+            {
+                "kind": kind.upper(),
+                "file": f"{self.name}.{kind}",
+                "href": f"data:{kinds[kind]};base64,{base64.b64encode(self.bytes(kind)).decode()}",
+            }
+            for kind in kinds
+        ]
+
+    def view(self) -> dict[str, Any]:
+        """What a template shows of it."""
+        return {"title": self.title, "svg": self.inline, "reason": "", "downloads": self.downloads()}
+
+
+def picture(
+    figure: Figure, name: str, title: str, told: str, header: Sequence[str], points: Sequence[Point], caption: str = ""
+) -> Picture:
+    """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page.
+
+    It is drawn once, with a heading and a legend; the page, which has both in its own type, shows it without them.
+    """
+    framed = _framed(figure, title)
+    raw = drawn(figure, name)
+    page = inline(_bare(figure, framed, raw), name, title, told)
+    page = page.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
+    alone = raw
+    for stand_in, colour in _light().items():
+        alone = alone.replace(stand_in, colour)
+    return Picture(name, caption or title, page, alone, tuple(header), tuple(point.row for point in points), figure)
+
+
+def _spots(figure: Figure, points: Sequence[Point]) -> list[str]:
+    """An invisible circle at each value, which says it when it is pointed at."""
+    if not points:
+        return []
+    height, scale = 72 * figure.get_figheight(), 72 / figure.dpi
+    places = figure.axes[0].transData.transform([(point.x, point.y) for point in points]) * scale
+    return [
+        f'<circle class="spot" cx="{x:.1f}" cy="{height - y:.1f}" r="5"><title>{escape(point.text)}</title></circle>'
+        for (x, y), point in zip(places, points, strict=True)
+        if np.isfinite((x, y)).all()
+    ]
+
+
+HEADING, KEY = "heading", "key"
+"""The identifiers of what a page leaves out."""
+
+
+def _framed(figure: Figure, title: str) -> tuple[Text, Legend | None]:
+    """A heading above the figure, and below it a legend where lines have names."""
+    axes = figure.axes[0]
+    figure.set_figheight(figure.get_figheight() + 0.25)
+    heading = axes.set_title(title, loc="left", fontsize=10)
+    heading.set_gid(HEADING)
+    handles, names = axes.get_legend_handles_labels()
+    if not handles:
+        return heading, None
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // 4))
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+    legend.set_gid(KEY)
+    return heading, legend
+
+
+def _bare(figure: Figure, framed: tuple[Text, Legend | None], svg: str) -> str:
+    """The drawn figure without heading and legend, cut to what is left."""
+    heading, legend = framed
+    scale, width, height = 72 / figure.dpi, 72 * figure.get_figwidth(), 72 * figure.get_figheight()
+    top = height - heading.get_window_extent().y0 * scale - 1
+    bottom = 0.0 if legend is None else legend.get_window_extent().y1 * scale + 1
+    box = f'viewBox="0 {top:.1f} {width:.1f} {height - top - bottom:.1f}"'
+    return re.sub(r'viewBox="[^"]+"', box, without(without(svg, HEADING), KEY), count=1)
+
+
+def _recoloured(figure: Figure) -> Figure:
+    """The figure in the page's light colours. Done twice, it is done once."""
+    artists = list(figure.findobj())
+    for artist in [*artists, *(one.arrow_patch for one in artists if isinstance(one, Annotation) and one.arrow_patch)]:
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            _recolour(artist, part, _light())
+    return figure
+
+
+def _recolour(artist: Any, part: str, colours: Mapping[str, str]) -> None:
+    get, put = getattr(artist, f"get_{part}", None), getattr(artist, f"set_{part}", None)
+    if get is None or put is None:
+        return
+    try:
+        found = to_rgba_array(get())
+    except (ValueError, TypeError):  # "auto", "none"
+        return
+    if len(found) == 1 and (now := to_hex(found[0])) in colours:
+        put(colours[now])
+
+
+@cache
+def _light() -> dict[str, str]:
+    """The page's light colours, for a file that has no page around it."""
+    style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
+    named = dict(re.findall(r"--([\w-]+): (#\w+);", style[: style.index("}")]))
+    found = {INK: named["ink"], FAINT: named["line"], REFERENCE: named["reference"], PAPER: named["card"]}
+    return found | {colour: named[f"series-{index}"] for index, colour in enumerate(SERIES)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -20,13 +21,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from unfed.errors import UnfedError, listed, nearest
 from unfed.measures.metrics import mean_std, reading
-from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE
-from unfed.report.picture import Picture, Point, picture
-from unfed.report.rules import Row, Trajectory, is_model, results
+from unfed.measures.population.attacks import ATTACKS
+from unfed.measures.trajectory import Line
+from unfed.report import wording
+from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, Picture, Point, picture
+from unfed.report.rules import Row, Trajectory, is_model, named, results, rows, trajectories
 from unfed.report.tables import name_of
+from unfed.report.undo import Found, fitted, mean_of, value, worst
 from unfed.report.wording import FEDERATED, Wording
-from unfed.values import is_measured
+from unfed.values import Value, is_measured, not_measured
 
 BySeed = Mapping[int, Trajectory]
 
@@ -78,10 +83,10 @@ def curves(methods: Mapping[str, BySeed], metric: str, *, name: str, unit: str =
     numbers = styles(list(methods))
     series = [Series(name_of(m), number, number, methods[m]) for m, number in numbers.items()]
     retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods and "retrain" not in numbers else []
-    return lines(series, retrain, metric, name=name, unit=unit)
+    return series_lines(series, retrain, metric, name=name, unit=unit)
 
 
-def lines(
+def series_lines(
     series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str, unit: str = "round"
 ) -> Picture | None:
     """The same for any lines, each reference dashed at its last value."""
@@ -305,3 +310,227 @@ def _finish_curves(axes: Axes, last_round: float, unit: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel(unit)
     axes.margins(x=0)
+
+
+# --- undoing ----------------------------------------------------------------------------------------------------------
+
+
+PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
+
+
+def undo_pictures(found: Sequence[Found], name: str) -> list[Picture]:
+    """What undoing brings back, a picture for each measure that has something to show."""
+    methods: dict[str, list[Found]] = {}
+    for one in found:
+        methods.setdefault(str(one["method"]), []).append(one)
+    drawn = [undoing(methods, metric, name=f"{name}-{metric}") for metric in (PICTURES if methods else ())]
+    return [one for one in drawn if one is not None]
+
+
+def undoing(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> Picture | None:
+    """One line per model.
+
+    It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
+    """
+    numbers = styles(list(methods))
+    rows: list[tuple[str, str, Sequence[Found], str]] = [
+        (str(found[0]["title"]), SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
+        for label, found in methods.items()
+    ]
+    everybody = [one for found in methods.values() for one in found]
+    rows += [("Retrain", REFERENCE, everybody, "retrain"), ("before", REFERENCE, everybody, "before")]
+    placed: list[tuple[str, str, float, Value, Value]] = []
+    for title, colour, found, who in rows:
+        published, flipped = mean_of(found, who, "published", metric), _highest(found, who, ("flip", metric))
+        tried = [one for one in found if fitted([one])]
+        back = worst(tried, who, metric) if tried else not_measured("no layer was fitted")
+        if is_measured(published):
+            placed.append((title, colour, published, back, flipped))
+    if not placed:
+        return None
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        figure = Figure(figsize=(4.4, 0.75 + 0.36 * len(placed)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (_, colour, published, back, flipped) in enumerate(placed):
+            axes.plot([published], [place], "o", color=colour, markerfacecolor=PAPER, markersize=8, zorder=3)
+            if is_measured(back):
+                axes.plot([published, back], [place, place], color=colour, linewidth=2.4, zorder=2)
+                axes.plot([back], [place], "o", color=colour, markersize=5, zorder=4)
+            if is_measured(flipped):
+                axes.plot([flipped], [place], "x", color=colour, markersize=7, markeredgewidth=2, zorder=5)
+        axes.set_yticks(range(len(placed)), [title for title, *_ in placed])
+        axes.set_ylim(len(placed) - 0.4, -0.6)
+        axes.set_xlim(-3, 103)
+        whens = ("as published", "after undoing", "after the inverse alone")
+        shown = [
+            Point(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
+            for place, (title, _, *values) in enumerate(placed)
+            for x, what in zip(values, whens, strict=True)
+            if is_measured(x)
+        ]
+        told = "; ".join(
+            f"{title} " + ", ".join(f"{x:.1f} {what}" for x, what in zip(values, whens, strict=True) if is_measured(x))
+            for title, _, *values in placed
+        )
+        caption = PICTURES[metric]
+        title = f"{caption}, as published and after undoing"
+        return picture(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
+
+
+def _highest(found: Sequence[Found], who: str, path: Sequence[str]) -> Value:
+    """The largest over methods: each has an inverse of its own, and a model that has none meets them all."""
+    numbers = [number for one in found if is_measured(number := value(one, who, path))]
+    return max(numbers) if numbers else not_measured("there is no inverse")
+
+
+# --- a population -----------------------------------------------------------------------------------------------------
+
+
+MARGINS = "Margins on the forgotten rows: how often (%)"
+ROC = "{}: true against false positives (both scales log.)"
+BEFORE_DASH = (2.0, 1.6)
+
+
+def legend(judged: Mapping[str, Any], numbers: Mapping[str, int]) -> list[dict[str, str]]:
+    """How each kind of model is drawn."""
+    found = [
+        {"name": "Retrain", "colour": "var(--reference)", "dash": "none"},
+        {"name": "before", "colour": "currentColor", "dash": "3.6 2.9"},
+    ]
+    for kind, one in judged["methods"].items():
+        pattern = DASHES[numbers[kind] % len(DASHES)]
+        drawn = " ".join(f"{1.8 * part:g}" for part in pattern) if pattern else "none"
+        found.append(
+            {"name": str(one["title"]), "colour": f"var(--series-{numbers[kind] % len(SERIES)})", "dash": drawn}
+        )
+    return found
+
+
+def distributions(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Picture | None:
+    """One outline per kind of model: where its margins lie."""
+    edges, shares = judged["distributions"]["edges"], judged["distributions"]["shares"]
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    looks: dict[str, tuple[str, str, Any]] = {"retrain": ("Retrain", REFERENCE, None)}
+    for kind, one in judged["methods"].items():
+        looks[kind] = (str(one["title"]), *_look(numbers[kind]))
+    looks["before"] = ("before", INK, BEFORE_DASH)
+    points = []
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.8, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        for key, (title, colour, dash) in looks.items():
+            heights = [100 * share for share in shares[key]]
+            if key == "retrain":
+                axes.stairs(heights, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
+            (line,) = axes.plot(middles, heights, color=colour, label=title, linewidth=1.8)
+            if dash:
+                line.set_dashes(dash)
+            points += [
+                Point(x, y, f"{title}: {y:.1f} % near {x:.1f}", (title, x, y))
+                for x, y in zip(middles, heights, strict=True)
+                if y >= 0.5
+            ]
+        axes.set_xlabel("log odds of the row's own label")
+        axes.set_ylim(bottom=0)
+        told = "; ".join(f"{title} lies around {_mean(middles, shares[key]):.1f}" for key, (title, *_) in looks.items())
+        return picture(figure, name, MARGINS, told + ".", ("model", "margin", "percent"), points)
+
+
+def _look(number: int) -> tuple[str, Any]:
+    return SERIES[number % len(SERIES)], DASHES[number % len(DASHES)]
+
+
+def _mean(middles: list[float], shares: list[float]) -> float:
+    return sum(x * share for x, share in zip(middles, shares, strict=True))
+
+
+def roc(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str, attack: str = "u-lira") -> Picture | None:
+    """One line per method; the dashed one is a coin toss. None where the attack could not be tried."""
+    tried = {kind: one["attacks"][attack] for kind, one in judged["methods"].items()}
+    if not all(isinstance(found, Mapping) for found in tried.values()):
+        return None
+    points, told = [], []
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
+        figure = Figure(figsize=(4.8, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        lowest = min(found["roc"][0][0] for found in tried.values())
+        axes.plot([lowest, 1], [lowest, 1], color=REFERENCE, linestyle="--", linewidth=1.4, label="a coin toss")
+        for kind, found in tried.items():
+            title = str(judged["methods"][kind]["title"])
+            curve = [(x, y) for x, y in found["roc"] if y > 0]
+            colour, dash = _look(numbers[kind])
+            (line,) = axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, label=title)
+            if dash:
+                line.set_dashes(dash)
+            points += [
+                Point(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
+                for x, y in curve[::3]
+            ]
+            told.append(f"{title} has AUC {found['auc']['value']:.3f}{_low(found)}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(lowest, 1)
+        axes.set_ylim(lowest, 1.15)
+        axes.set_xlabel("false positives among Retrains")
+        ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1) if tick >= lowest]
+        axes.set_xticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+        axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+        axes.minorticks_off()
+        return picture(
+            figure, name, ROC.format(ATTACKS[attack]), "; ".join(told) + ".", ("method", "fpr", "tpr"), points
+        )
+
+
+def _low(found: Mapping[str, Any]) -> str:
+    at = found["tpr_0.01"]
+    value = at["value"] if isinstance(at, Mapping) else at
+    return f", finds {100 * value:.1f} % at 1 % false alarms" if is_measured(value) else ""
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+TRADES = ("gap-by-comm_bytes", "gap-by-flops")
+NAMES = (*CURVES, *(f"cost-{cost}" for cost in COST_BARS), *TRADES, "training")
+"""What can be drawn of a run: curves by round, bars of costs, gap against cost, and the training before it."""
+
+
+def pictures(run: Mapping[str, Any], lines: Sequence[Line], rule: str = "last") -> dict[str, Picture]:
+    """All pictures that have something to show, by name.
+
+    Where there are several requests, a name begins with the request's id.
+    """
+    named(rule)
+    within = float(run.get("recovered_within", 0.5))
+    chosen = rows(lines, rule, recovered_within=within)
+    grouped, words = trajectories(lines), wording.of(run)
+    made: dict[str, Picture | None] = {}
+    for request, methods in grouped.items():
+        of = f"{request}-" if len(grouped) > 1 else ""
+        own = [row for row in chosen if row.request == request]
+        made |= {f"{of}{metric}": curves(methods, metric, name=f"{of}{metric}", unit=words.unit) for metric in CURVES}
+        for cost in COST_BARS:
+            made[f"{of}cost-{cost}"] = cost_bars(own, cost, name=f"{of}cost-{cost}", words=words)
+        for name in TRADES:
+            made[of + name] = gap_by_cost(own, name.removeprefix("gap-by-"), name=of + name, words=words)
+    made["training"] = training_picture(lines, words.unit)
+    return {name: one for name, one in made.items() if one is not None}
+
+
+def one(found: Mapping[str, Picture], name: str) -> Picture:
+    """The picture of that name; what there is instead is said."""
+    if name not in found:
+        raise UnfedError(
+            f"This run has no picture {name!r}; it has {listed(found) or 'none yet'}.{nearest(name, found)}"
+        )
+    return found[name]
+
+
+def training_picture(lines: Sequence[Line], unit: str = "round") -> Picture | None:
+    """θ* on its way: what there is to see of a run that has not come to unlearning yet."""
+    by_seed: dict[int, list[Line]] = {}
+    for line in lines:
+        if line.get("request") is None:
+            by_seed.setdefault(int(line["seed"]), []).append(line)
+    series = [Series("Training", 0, 0, by_seed)]
+    return series_lines(series, [], "test", name="training", unit=unit)

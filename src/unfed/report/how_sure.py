@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unfed.measures.population.attacks import ATTACKS, STANDING
-from unfed.report import how_sure_pictures as pictures
+from unfed.report import figures as pictures
 from unfed.report.figures import styles
 from unfed.values import PREFIX, is_measured, not_measured
 

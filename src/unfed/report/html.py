@@ -32,31 +32,29 @@ from unfed.report import (
     how_sure,
     ranking,
     tables,
-    tooltips,
-    undo_section,
+    undo,
     wording,
 )
-from unfed.report.caveats import caveats
+from unfed.report.how_sure import Judged, view
 from unfed.report.officer import officer_view, refusals
-from unfed.report.opening import opening
-from unfed.report.picture import Picture
 from unfed.report.rules import RULES, Row, named, rows, trajectories
-from unfed.report.tables import name_of
-from unfed.report.unfinished import unfinished
-from unfed.report.units import flops_text
-from unfed.report.verdicts import verdicts
-from unfed.report.wording import FEDERATED, Wording
-from unfed.report.words import (
+from unfed.report.sentences import (
     ENDED,
     about_the_backdoor,
+    caveats,
     date_text,
     dealt_by_seed,
     headline,
     method_row,
     not_taken_out,
+    opening,
     rows_text,
     subject_of,
+    unfinished,
+    verdicts,
 )
+from unfed.report.tables import name_of
+from unfed.report.wording import FEDERATED, Wording, flops_text
 from unfed.values import is_measured
 
 BARS = {
@@ -102,7 +100,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         sure_of_nothing=said_once([view["sure"]["reason"] for view in views]),
         refused=refusals([line for line in lines if line.get("request") is None]),
         without=[view["subject"] for view in views if not view["retrain"]],
-        training=[one.view()] if (one := training_picture(lines, words.unit)) else [],
+        training=[one.view()] if (one := figures.training_picture(lines, words.unit)) else [],
         facts=facts(run),
         cost_names=[words.cost(cost)[0] for cost in costs],
         packed="serialised_bytes" in costs,
@@ -112,7 +110,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
 
 def page(template: str, words: Wording = FEDERATED, **values: Any) -> str:
     """A template of this folder, filled in; what measures mean is said in the setting's words."""
-    told = {"measures": tooltips.measures(words), "headings": tooltips.HEADINGS, "attack": tooltips.ATTACK}
+    told: dict[str, Any] = {"measures": wording.measures(words), "headings": wording.HEADINGS, "attack": wording.ATTACK}
     return _environment().get_template(template).render(words=words, unit=words.unit, **told, **values)
 
 
@@ -175,6 +173,7 @@ def request_view(
         for metric in figures.CURVES
         if metric != "backdoor" or has(shown, metric)
     }
+    tried = [found for found in run.get("undo", []) if found["request"] == request["id"]]
     beside = "before and after" if _by_retrain(request, on_disk) else "before, after, Retrain"
     return {
         "index": index,
@@ -201,16 +200,16 @@ def request_view(
         "trade": pictures(figures.gap_by_cost, shown, words.columns, f"trade-{index}", words),
         "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}", words),
         "ledger": [ledger(row, costs, words) for row in shown if not row.is_before],
-        "undoing": undo_section.view(
-            [f for f in run.get("undo", []) if f["request"] == request["id"]],
-            f"undo-{index}",
+        "undoing": undo.view(
+            tried,
             _nothing_to_undo(request, on_disk),
-            undo_section.PURGED
+            undo.PURGED
             if request.get("purged")
-            else undo_section.PROBE_PURGED
+            else undo.PROBE_PURGED
             if request["id"] in run.get("probes_purged", ())
-            else undo_section.NOT_PROBED,
+            else undo.NOT_PROBED,
         ),
+        "undo_pictures": [one.view() for one in figures.undo_pictures(tried, f"undo-{index}")],
         "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }
 
@@ -319,16 +318,6 @@ def ledger(row: Row, costs: Sequence[str], words: Wording = FEDERATED) -> dict[s
     return {"name": tables.row_name(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
-def training_picture(lines: Sequence[Line], unit: str = "round") -> Picture | None:
-    """θ* on its way: what there is to see of a run that has not come to unlearning yet."""
-    by_seed: dict[int, list[Line]] = {}
-    for line in lines:
-        if line.get("request") is None:
-            by_seed.setdefault(int(line["seed"]), []).append(line)
-    series = [figures.Series("Training", 0, 0, by_seed)]
-    return figures.lines(series, [], "test", name="training", unit=unit)
-
-
 def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What somebody needs who wants to run it again."""
     versions, words = run.get("versions") or {}, wording.of(run)
@@ -393,3 +382,12 @@ def _environment() -> Environment:
     # A command in backticks is shown as one, everything else is escaped here: a template calls it `|code|safe`.
     made.filters["code"] = lambda text: re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return made
+
+
+# --- a population without a run ---------------------------------------------------------------------------------------
+
+
+def population_page(judged: Judged) -> str:
+    """The section "How sure are we?" on a page of its own."""
+    subject = f"Request {judged['request']} · {judged['models']} models of each kind · {judged['hardware']}"
+    return page("population.html.j2", title=str(judged["name"]), subject=subject, r={"sure": view(judged, "sure")})

@@ -16,12 +16,9 @@ from typing import Any
 
 from unfed.measures.trajectory import Line
 from unfed.model.digest import fingerprint, listing
-from unfed.report import still_there
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
-from unfed.report.tables import name_of
-from unfed.report.wording import FEDERATED, Wording
-from unfed.report.words import (
+from unfed.report.sentences import (
     again_words,
     date_text,
     gate_meanings,
@@ -32,6 +29,8 @@ from unfed.report.words import (
     span_text,
     subject_of,
 )
+from unfed.report.tables import name_of
+from unfed.report.wording import FEDERATED, Wording
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -68,8 +67,8 @@ def officer_view(
         "models": _models(jobs),
         "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
-        "influence": still_there.files(run, request),
-        "deleting": still_there.deleting(run, request),
+        "influence": files(run, request),
+        "deleting": deleting(run, request),
         "withdrawn": request.get("state") == "revoked",
         "handed_over": bool(run.get("call")),
     }
@@ -405,3 +404,39 @@ def refusals(lines: Sequence[Line]) -> list[dict[str, Any]]:
             entry = {**item, **whose}
             found[tuple(str(part) for part in entry.values())] = entry
     return list(found.values())
+
+
+# --- what still carries a request -------------------------------------------------------------------------------------
+
+
+def files(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """(file, what it is) of everything in the run folder that still carries what was taken out.
+
+    It is None where that is not known.
+    """
+    if run.get("influence") is None:
+        return None
+    own = [item for item in run["influence"] if str(item.get("request")) == str(request["id"])]
+    return list(dict.fromkeys((str(item["file"]), _named(item)) for item in own))
+
+
+def deleting(run: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """How the files go that still carry it: purging takes a model in force that is without it."""
+    if run.get("call"):
+        return "delete those that must go"
+    if request.get("left_by"):
+        return "`unfed purge` of the requests by which it had left deletes them"
+    if request.get("state") == "fulfilled":
+        return "`unfed purge` deletes them"
+    if request.get("state"):
+        return "`unfed purge` deletes them once the request is fulfilled"
+    return "methods were only compared: once a request for it is fulfilled, `unfed purge` deletes them"
+
+
+def _named(item: Mapping[str, Any]) -> str:
+    file, what = str(item["file"]), str(item["what"])
+    if file.startswith("models/") and file.endswith("/train.safetensors"):
+        return "θ*, the model before unlearning"
+    if file.startswith("state/") and file.endswith("/train.safetensors") and "history" not in what:
+        return "the last checkpoint of the training"
+    return what

@@ -13,9 +13,8 @@ from typing import Literal
 
 from unfed.errors import listed
 from unfed.measures.metrics import FEWEST_APART, Spread
-from unfed.report.best import is_smallest
 from unfed.report.rules import Row
-from unfed.report.tables import name_of
+from unfed.report.tables import is_smallest, name_of
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 

@@ -3,20 +3,24 @@
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
 One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
-the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked (`best`). A cell
+the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked with a star. A cell
 whose value was not measured holds the reason.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unfed.errors import UnfedError, listed
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, Spread
-from unfed.report import best
-from unfed.report.rules import RULES, Row
+from unfed.report.rules import COSTS, METRICS, RULES, Row
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
@@ -173,7 +177,7 @@ def notes(made: Table) -> list[str]:
     found = [
         f"{f'For {name}, no' if several else 'No'} method is nearer to Retrain than Before, which is what doing nothing"
         " leaves; none is marked as best."
-        for name in best.without(made.rows)
+        for name in without_best(made.rows)
     ]
     found += by_chance(made.rows)
     for row in made.rows:
@@ -225,7 +229,7 @@ def _metric_cells(row: Row, words: Wording) -> Iterator[Cell]:
 def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
     if row.is_reference:
         return Cell("reference")
-    return _verdict_or(row, _spread_cell(row.average_gap, 2, best.is_marked(row, rows)))
+    return _verdict_or(row, _spread_cell(row.average_gap, 2, is_marked(row, rows)))
 
 
 def by_chance(rows: Sequence[Row]) -> list[str]:
@@ -237,7 +241,7 @@ def by_chance(rows: Sequence[Row]) -> list[str]:
 def _not_told_apart(rows: Sequence[Row]) -> Iterator[str]:
     """Who shares the first place, where these are too many for a mark to tell something."""
     several = len({row.request for row in rows}) > 1
-    for request, ahead in best.crowded(rows).items():
+    for request, ahead in crowded(rows).items():
         who = listed([name_of(row.method) for row in ahead], "and")
         yield (
             f"{f'For {request}, ' if several else ''}{who} share the smallest average gap, as far as these seeds and"
@@ -275,7 +279,7 @@ def moved_by_chance(counts: Sequence[int], errors: Mapping[str, float], each: bo
 
 def _beside_before(rows: Sequence[Row]) -> str:
     """That doing nothing is as near to Retrain as the best, as far as can be told."""
-    alike = best.beside_before(rows)
+    alike = beside_before(rows)
     several = len({row.request for row in rows}) > 1
     where = f" (for {listed(alike, 'and')})" if several else ""
     said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves"
@@ -367,3 +371,145 @@ def _latex_escape(text: str) -> str:
 def explanation(rule: str, recovered_within: float) -> str:
     """What a rule does, in words, with its number filled in."""
     return RULES[rule].explanation.format(within=recovered_within)
+
+
+# --- who is marked as the best ----------------------------------------------------------------------------------------
+
+
+def is_marked(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a row carries the star."""
+    return is_ahead(row, rows) and row.request not in crowded(rows)
+
+
+def crowded(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Of each request (or run) in which more than half of the methods would be marked: those."""
+    found = {}
+    for name in dict.fromkeys(row.request for row in rows):
+        methods = _methods(rows, name)
+        ahead = [row for row in methods if is_ahead(row, rows)]
+        if len(ahead) > max(1, len(methods) / 2):
+            found[name] = ahead
+    return found
+
+
+def is_ahead(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a gap is among the smallest of its request, and smaller than doing nothing's."""
+    before = [r.average_gap.mean for r in rows if r.request == row.request and r.is_before]
+    mine = row.average_gap.mean
+    if row.is_before or not is_measured(mine):
+        return False
+    if any(is_measured(nothing) and round(mine, 2) >= round(nothing, 2) for nothing in before):
+        return False
+    return is_smallest(row, rows)
+
+
+def is_smallest(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a row has the smallest average gap of its request's methods, or is not told from it.
+
+    Two standard deviations of the difference tell, by what seeds differ or, if that is more, by what so few rows leave
+    open: nobody is crowned for luck. Where neither is known, two decimals tell.
+    """
+    rivals = _methods(rows, row.request)
+    gaps = [(r.average_gap.mean, _by_luck(r)) for r in rivals if is_measured(r.average_gap.mean)]
+    mine = row.average_gap.mean
+    if row.is_reference or not gaps or not is_measured(mine):
+        return False
+    least, around = min(gaps)
+    return round(mine, 2) <= round(least, 2) or mine - least <= 2 * math.hypot(_by_luck(row), around)
+
+
+def without_best(rows: Sequence[Row]) -> list[str]:
+    """The requests (or runs) of which no method is nearer to Retrain than the model before."""
+    compared = {row.request: None for row in rows if _is_method(row) and is_measured(row.average_gap.mean)}
+    ahead = {row.request for row in rows if is_ahead(row, rows)}
+    return [name for name in compared if name not in ahead]
+
+
+def beside_before(rows: Sequence[Row]) -> list[str]:
+    """The requests (or runs) in which doing nothing is not told from the best by its gap."""
+    ahead = {row.request for row in rows if is_ahead(row, rows)}
+    return [row.request for row in rows if row.is_before and row.request in ahead and is_smallest(row, rows)]
+
+
+def star(rows: Sequence[Row]) -> str:
+    """What the mark means in these rows, and why it is missing."""
+    nobody, many = without_best(rows), crowded(rows)
+    if not any(is_marked(row, rows) for row in rows):
+        if many:
+            return "No ★: more than half of the methods share the smallest average gap"
+        return "No ★: no method " + ("is nearer to Retrain than Before" if nobody else "has an average gap to Retrain")
+    several = any(len(row.seeds) > 1 for row in rows)
+    unsure = several or any(row.gap_error for row in rows)
+    return (
+        "★ smallest average gap to Retrain"
+        + (f", and what is within two standard {'deviations' if several else 'errors'} of it" if unsure else "")
+        + ("; none where no method is nearer than Before" if nobody else "")
+        + ("; none where that is more than half of the methods" if many else "")
+    )
+
+
+def _methods(rows: Sequence[Row], request: str) -> list[Row]:
+    return [row for row in rows if row.request == request and _is_method(row)]
+
+
+def _is_method(row: Row) -> bool:
+    return not (row.is_reference or row.is_before)
+
+
+def _by_luck(row: Row) -> float:
+    return max(row.average_gap.std or 0.0, row.gap_error)
+
+
+# --- plain numbers ----------------------------------------------------------------------------------------------------
+
+
+def records(found: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of a table as plain values: a number, or why there is none."""
+    return [_record(row) for row in found]
+
+
+def _record(row: Row) -> dict[str, Any]:
+    made: dict[str, Any] = {"request": row.request, "method": row.method, "rule": row.rule}
+    made |= {"seeds": list(row.seeds), "rounds": list(row.rounds), "finished": row.finished, "verdict": row.verdict}
+    for name in METRICS:
+        made |= _numbers(name, row.metrics[name])
+        if name in row.gaps:
+            made |= _numbers(f"{name}_gap", row.gaps[name])
+        if name in GAP_METRICS:
+            made[f"{name}_error"] = row.errors.get(name)
+    made |= _numbers("average_gap", row.average_gap)
+    made["average_gap_seed_by_seed"] = None if row.seed_gap is None else row.seed_gap.mean
+    for cost in COSTS:
+        made |= _numbers(cost, row.costs[cost])
+    return made
+
+
+def _numbers(name: str, value: Spread) -> dict[str, Any]:
+    return {name: value.mean, f"{name}_std": value.std}
+
+
+def csv_text(table: Sequence[Mapping[str, Any]]) -> str:
+    """Plain values as CSV, every key a column.
+
+    A list is written with spaces, a table as JSON, nothing as an empty cell.
+    """
+    columns = list(dict.fromkeys(key for line in table for key in line))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for line in table:
+        writer.writerow(safe([_csv_cell(line.get(key)) for key in columns]))
+    return buffer.getvalue()
+
+
+def _csv_cell(value: Any) -> object:
+    if isinstance(value, list | tuple):
+        return " ".join(str(part) for part in value)
+    if value is None or is_measured(value) or isinstance(value, str | bool | int):
+        return "" if value is None else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+def safe(row: Sequence[object]) -> list[object]:
+    """A line of a table for a spreadsheet: a name that looks like a formula is text there."""
+    return [f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" and cell else cell for cell in row]

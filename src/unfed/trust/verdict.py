@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.report.words import date_text, gate_words
+from unfed.report.sentences import date_text, gate_words
 from unfed.trust import verifier
 from unfed.trust.verifier import MALFORMED, NotVerified, Shown, taken_out
 from unfed.values import is_measured

@@ -27,7 +27,7 @@ from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Findin
 from unfed.paper.claims.scene import FULL, QUICK, ClaimScene
 from unfed.paper.pictures import Curve, PaperFigure
 from unfed.report import html
-from unfed.report.words import date_text
+from unfed.report.sentences import date_text
 from unfed.runs.description import now
 
 CLAIMS: dict[str, Claim] = {

@@ -34,7 +34,7 @@ from unfed.paper.views.models import (
     start_of_retrain,
 )
 from unfed.report import tables
-from unfed.report.units import flops_text
+from unfed.report.wording import flops_text
 from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 from unfed.runs.world import World

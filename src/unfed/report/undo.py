@@ -10,21 +10,122 @@ where nobody probed, the section says which command would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from unfed.errors import listed
-from unfed.measures.metrics import mean_std
+from unfed.measures.metrics import accuracy_error, attack_error, mean_std
 from unfed.measures.undo import NOT_TRIED
-from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE
-from unfed.report.figures import styles
-from unfed.report.picture import Picture, Point
-from unfed.report.picture import picture as made
-from unfed.report.undo_table import COLUMNS, Found, grid, value
-from unfed.values import Value, is_measured, not_measured
+from unfed.measures.undo.lift import NO_CLASS
+from unfed.measures.undo.triggers import NOTHING_PLANTED
+from unfed.report.tables import moved_by_chance, number_text
+from unfed.values import PREFIX, Value, is_measured, not_measured
+
+Found = Mapping[str, Any]
+"""One file of a run's `undo/`."""
+
+NOT_FOR_ALL = (NO_CLASS, NOTHING_PLANTED)
+"""Why an attack was not made whose kind of request this is not."""
+COLUMNS = {"unlearned": "{title}", "retrain": "Retrain", "before": "before"}
+
+
+@dataclass(frozen=True)
+class UndoRow:
+    """One row of the table: where its number lies, and how it is written."""
+
+    title: str
+    path: tuple[str, ...]
+    unit: str = " %"
+    digits: int = 1
+
+
+ROWS = (
+    UndoRow("Forget, as published", ("published", "forget")),
+    UndoRow("Backdoor, as published", ("published", "backdoor")),
+    UndoRow("Test, as published", ("published", "test")),
+    UndoRow("Forget after flip", ("flip", "forget")),
+    UndoRow("MIA after flip", ("flip", "mia")),
+    UndoRow("Backdoor after flip", ("flip", "backdoor")),
+    UndoRow("Test after flip", ("flip", "test")),
+    UndoRow("Class back by lift, others lose 1 point", ("lift", "back_1")),
+    UndoRow("Class back by lift, others lose 5 points", ("lift", "back_5")),
+    UndoRow("Largest Forget after realign, usable", ("realign", "forget")),
+    UndoRow("Largest backdoor after realign, usable", ("realign", "backdoor")),
+    UndoRow("Models that realign fitted", ("realign", "fits"), "", 0),
+    UndoRow("Of these usable", ("realign", "usable_fits"), "", 0),
+    UndoRow("Rise of Forget in further training (resurface)", ("resurface", "forget_rise"), " points"),
+    UndoRow("Area of relearning", ("relearn", "area")),
+    UndoRow("Backdoor taught again, own trigger", ("triggers", "own"), " points"),
+    UndoRow("Backdoor taught again, planted trigger", ("triggers", "known"), " points"),
+    UndoRow("Distance to the model before", ("path", "before", "relative_l2"), "", 2),
+    UndoRow("Loss peak on the way there", ("path", "before", "peak"), "", 2),
+    UndoRow("Distance to the perturbed model before", ("path", "perturbed", "relative_l2"), "", 2),
+    UndoRow("Distance to Retrain", ("path", "retrain", "relative_l2"), "", 2),
+    UndoRow("Cosine of the difference with the leaver's gradient", ("difference", "cosine"), "", 2),
+    UndoRow("Error of the label histogram read from the head", ("difference", "variation"), "", 2),
+)
+
+
+def value(found: Found, who: str, path: Sequence[str]) -> Value:
+    """One number of a probe, or why there is none."""
+    here: Any = found["measured"].get(who, {})
+    for name in path:
+        if not isinstance(here, Mapping):
+            break
+        if name not in here:
+            return str(here.get("reason", not_measured("not in this file")))
+        here = here[name]
+    return float(here) if is_measured(here) else str(here)
+
+
+def grid(
+    found: Sequence[Found], rows: Sequence[UndoRow] = ROWS, columns: Iterable[str] = COLUMNS
+) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """The table of one method over its repetitions, and the notes below it.
+
+    These say what chance alone moves, and each reason for a missing number once. What the request gives no occasion
+    for stands there too.
+    """
+    notes: list[str] = []
+
+    def text(row: UndoRow, who: str) -> str:
+        spread = mean_std([value(one, who, row.path) for one in found])
+        if is_measured(spread.mean):
+            return number_text(spread, row.digits) + row.unit
+        reason = str(spread.mean).removeprefix(PREFIX)
+        if reason not in notes:
+            notes.append(reason)
+        return f"not measured ({notes.index(reason) + 1})"
+
+    models = tuple(columns)
+    apart = {row.title: reason for row in rows if (reason := value(found[0], models[0], row.path)) in NOT_FOR_ALL}
+    body = [(row.title, [text(row, who) for who in models]) for row in rows if row.title not in apart]
+    below = [*(f"({place}) {reason}" for place, reason in enumerate(notes, 1)), *map(": ".join, apart.items())]
+    return body, [*_by_chance(found, rows, models), *below]
+
+
+def _by_chance(found: Sequence[Found], rows: Sequence[UndoRow], models: Sequence[str]) -> list[str]:
+    """How uncertain MIA and Forget are for want of more rows, where the files say their rows."""
+    errors = {"mia": 0.0, "forget": 0.0}
+    counts = []
+    for one, who, (part, name) in product(found, models, [row.path for row in rows if row.path[1:] in _OF_FEW]):
+        forget, test = (value(one, who, (part, "rows", side)) for side in ("forget", "test"))
+        seen = value(one, who, (part, name))
+        if is_measured(seen) and is_measured(forget) and is_measured(test):
+            counts.append(int(forget))
+            error = attack_error(seen, int(min(forget, test))) if name == "mia" else accuracy_error(seen, int(forget))
+            errors[name] = max(errors[name], error)
+    told = moved_by_chance(counts, errors, len(found) > 1)
+    return [f"{told} (one standard error)."] if told else []
+
+
+_OF_FEW = (("mia",), ("forget",))
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
 
 NOT_PROBED = not_measured("nobody tried to undo it, `unfed probe` would")
 PURGED = not_measured("its data was purged, and with it what was tried before, if anything")
@@ -38,10 +139,9 @@ TOO_WEAK = (
 )
 SHOWS = {"backdoor": "the backdoor works on", "forget": "the model reads"}
 REST = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}
-PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
 
 
-def view(found: Sequence[Found], name: str, nothing: str = "", untried: str = NOT_PROBED) -> dict[str, Any]:
+def view(found: Sequence[Found], nothing: str = "", untried: str = NOT_PROBED) -> dict[str, Any]:
     """Everything the page shows of one request; nothing but the reason where there is no probe.
 
     `nothing`: why there is nothing to undo, where there is not; `untried`: why there is no probe.
@@ -57,17 +157,14 @@ def view(found: Sequence[Found], name: str, nothing: str = "", untried: str = NO
             "weak": False,
             "back": [],
             "sentences": [],
-            "pictures": [],
             "tables": [],
         }
-    drawn = [picture(methods, metric, name=f"{name}-{metric}") for metric in PICTURES]
     return {
         "reason": None,
         "fitted": any(fitted(ones) for ones in methods.values()),
         "weak": any(weak(ones) for ones in methods.values()),
         "back": [told for ones in methods.values() if (told := comes_back(ones)) is not None],
         "sentences": [sentence(ones) for ones in methods.values()],
-        "pictures": [one.view() for one in drawn if one is not None],
         "tables": [table(ones) for ones in methods.values()],
     }
 
@@ -94,7 +191,7 @@ def weak(found: Sequence[Found]) -> bool:
 
     A longer fit may bring back what these did not.
     """
-    fits, usable = (_mean(found, "unlearned", "realign", name) for name in ("fits", "usable_fits"))
+    fits, usable = (mean_of(found, "unlearned", "realign", name) for name in ("fits", "usable_fits"))
     return is_measured(fits) and is_measured(usable) and fits > usable == 0
 
 
@@ -116,7 +213,7 @@ def metric_of(found: Sequence[Found]) -> str:
     return "backdoor" if is_measured(worst(found, "unlearned", "backdoor")) else "forget"
 
 
-def _mean(found: Sequence[Found], who: str, *path: str) -> Value:
+def mean_of(found: Sequence[Found], who: str, *path: str) -> Value:
     return mean_std([value(one, who, path) for one in found]).mean
 
 
@@ -132,7 +229,7 @@ def _sentence(found: Sequence[Found]) -> str:
     title, metric = str(found[0]["title"]), metric_of(found)
     what, rest = SHOWS[metric], REST[metric]
     published, back, theirs = (
-        _mean(found, "unlearned", "published", metric),
+        mean_of(found, "unlearned", "published", metric),
         worst(found, "unlearned", metric),
         worst(found, "retrain", metric),
     )
@@ -158,11 +255,11 @@ def _sentence(found: Sequence[Found]) -> str:
 def comes_back(found: Sequence[Found]) -> str | None:
     """One sentence for the top of the page, where more comes back than in Retrain treated alike."""
     title, metric = str(found[0]["title"]), metric_of(found)
-    published = _mean(found, "unlearned", "published", metric)
+    published = mean_of(found, "unlearned", "published", metric)
     pairs = [
-        [_mean(found, who, "flip", metric) for who in ("unlearned", "retrain")],
+        [mean_of(found, who, "flip", metric) for who in ("unlearned", "retrain")],
         [worst(found, who, metric) for who in ("unlearned", "retrain")],
-        [_mean(found, who, "lift", "back_1") for who in ("unlearned", "retrain") if metric == "forget"] or ["", ""],
+        [mean_of(found, who, "lift", "back_1") for who in ("unlearned", "retrain") if metric == "forget"] or ["", ""],
     ]
     known = [(mine, theirs) for mine, theirs in pairs if is_measured(mine) and is_measured(theirs)]
     more = [pair for pair in known if is_measured(published) and pair[0] > max(pair[1], published) + ABOVE]
@@ -186,7 +283,7 @@ def _beside_retrain(found: Sequence[Found]) -> str:
         ("lift", "back_1", "With its bias raised until the other classes lose 1 point, the class comes back to", " %"),
         ("triggers", "known", "Taught again by five stamped rows in 20 steps, the backdoor reaches", " points"),
     ):
-        mine, theirs = (_mean(found, who, part, name) for who in ("unlearned", "retrain"))
+        mine, theirs = (mean_of(found, who, part, name) for who in ("unlearned", "retrain"))
         if is_measured(mine):
             beside = f"{theirs:.1f}{unit}" if is_measured(theirs) else theirs
             told += f" {what} {mine:.1f}{unit} (Retrain: {beside})."
@@ -195,8 +292,8 @@ def _beside_retrain(found: Sequence[Found]) -> str:
 
 def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:
     """What is said where only the inverse was tried: how good a model that leaves, and what is open."""
-    turned, theirs = (_mean(found, who, "flip", metric) for who in ("unlearned", "retrain"))
-    test, was = (_mean(found, "unlearned", part, "test") for part in ("flip", "published"))
+    turned, theirs = (mean_of(found, who, "flip", metric) for who in ("unlearned", "retrain"))
+    test, was = (mean_of(found, "unlearned", part, "test") for part in ("flip", "published"))
     if not is_measured(turned):
         return f" Turning it back is {turned}; nothing else was tried."
     told = _flip_words(found, metric, rest)
@@ -211,64 +308,8 @@ def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:
 
 
 def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
-    flipped = _mean(found, "unlearned", "flip", metric)
+    flipped = mean_of(found, "unlearned", "flip", metric)
     if not is_measured(flipped):
         return ""
     works = {"backdoor": "works on", "forget": "reads"}[metric]
     return f" Turned back by the public inverse alone, without any data, it {works} {flipped:.1f} % {rest}."
-
-
-def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> Picture | None:
-    """One line per model.
-
-    It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
-    """
-    numbers = styles(list(methods))
-    rows: list[tuple[str, str, Sequence[Found], str]] = [
-        (str(found[0]["title"]), SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
-        for label, found in methods.items()
-    ]
-    everybody = [one for found in methods.values() for one in found]
-    rows += [("Retrain", REFERENCE, everybody, "retrain"), ("before", REFERENCE, everybody, "before")]
-    placed: list[tuple[str, str, float, Value, Value]] = []
-    for title, colour, found, who in rows:
-        published, flipped = _mean(found, who, "published", metric), _highest(found, who, ("flip", metric))
-        tried = [one for one in found if fitted([one])]
-        back = worst(tried, who, metric) if tried else not_measured("no layer was fitted")
-        if is_measured(published):
-            placed.append((title, colour, published, back, flipped))
-    if not placed:
-        return None
-    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
-        figure = Figure(figsize=(4.4, 0.75 + 0.36 * len(placed)), layout="constrained")
-        axes = figure.add_subplot()
-        for place, (_, colour, published, back, flipped) in enumerate(placed):
-            axes.plot([published], [place], "o", color=colour, markerfacecolor=PAPER, markersize=8, zorder=3)
-            if is_measured(back):
-                axes.plot([published, back], [place, place], color=colour, linewidth=2.4, zorder=2)
-                axes.plot([back], [place], "o", color=colour, markersize=5, zorder=4)
-            if is_measured(flipped):
-                axes.plot([flipped], [place], "x", color=colour, markersize=7, markeredgewidth=2, zorder=5)
-        axes.set_yticks(range(len(placed)), [title for title, *_ in placed])
-        axes.set_ylim(len(placed) - 0.4, -0.6)
-        axes.set_xlim(-3, 103)
-        whens = ("as published", "after undoing", "after the inverse alone")
-        shown = [
-            Point(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
-            for place, (title, _, *values) in enumerate(placed)
-            for x, what in zip(values, whens, strict=True)
-            if is_measured(x)
-        ]
-        told = "; ".join(
-            f"{title} " + ", ".join(f"{x:.1f} {what}" for x, what in zip(values, whens, strict=True) if is_measured(x))
-            for title, _, *values in placed
-        )
-        caption = PICTURES[metric]
-        title = f"{caption}, as published and after undoing"
-        return made(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
-
-
-def _highest(found: Sequence[Found], who: str, path: Sequence[str]) -> Value:
-    """The largest over methods: each has an inverse of its own, and a model that has none meets them all."""
-    numbers = [number for one in found if is_measured(number := value(one, who, path))]
-    return max(numbers) if numbers else not_measured("there is no inverse")

@@ -1,4 +1,4 @@
-"""What happened, in words: the sentence that opens the page, and the names of who leaves.
+"""What a page and the terminal say in sentences: what happened, whether the model forgot, what is missing.
 
 Every number in a sentence comes from the same rows as the tables, so words and numbers cannot disagree.
 """
@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from unfed.errors import counted
+from unfed.errors import counted, listed
 from unfed.measures.evaluator import FEWEST
-from unfed.measures.metrics import FEWEST_APART, attack_error
+from unfed.measures.forgotten import Forgetting, remedy
+from unfed.measures.metrics import FEWEST_APART, attack_error, reading
 from unfed.measures.trajectory import Line
-from unfed.report import ranking
-from unfed.report.rules import Row
+from unfed.report import ranking, undo, wording
+from unfed.report.rules import Row, trajectories
 from unfed.report.tables import name_of
-from unfed.report.units import bytes_text
-from unfed.report.wording import FEDERATED, Wording
-from unfed.values import is_measured
+from unfed.report.undo import brought_back
+from unfed.report.wording import FEDERATED, Wording, bytes_text
+from unfed.values import Value, is_measured
 
 # Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
 _LAST_CHOICE = ("ft", "before", "retrain")
@@ -319,3 +320,226 @@ def span_text(rounds: Sequence[int]) -> str:
         return f"{len(set(rounds))} rounds between {runs[0][0]} and {runs[-1][-1]}"
     noun = "round" if len(set(rounds)) == 1 else "rounds"
     return f"{noun} " + (" and ".join(parts) if len(parts) < 3 else ", ".join(parts[:-1]) + " and " + parts[-1])
+
+
+# --- whether the model forgot, and what it lost -----------------------------------------------------------------------
+
+
+POINTS = 5.0
+"""A fall of more points than this is worth a sentence."""
+USEFUL = 2 / 3
+"""A model that kept a smaller share than this of its accuracy is hardly of use."""
+
+TIMES, NATS = 2.0, 0.1
+"""A test loss that is so many times what it was, and rose by so much, is worth a sentence."""
+
+
+def forgetting(run: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, dict[int, Forgetting]]:
+    """Whether each method's model forgot a request, by method and seed."""
+    told: dict[str, dict[int, Forgetting]] = {}
+    for job in run.get("jobs") or []:
+        served = job["method"] == request.get("method")
+        raw = ((request.get("gate") or {}).get("forgetting") if served else None) or job.get("forgetting")
+        if job["request"] == request["id"] and (found := Forgetting.of(raw)) is not None:
+            told.setdefault(str(job["method"]), {})[int(job["seed"])] = found
+    retrain = told.pop("retrain", {})
+    return {method: {seed: one.beside(retrain.get(seed)) for seed, one in own.items()} for method, own in told.items()}
+
+
+def verdicts(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
+    """One sentence for each method, and for each seed where they differ.
+
+    Retrain never saw the rows and has none. "Forgotten" is followed by what an attack brought back.
+    """
+    said = []
+    for method, own in forgetting(run, request).items():
+        but = _undone(run, request["id"], method)
+        sentences = {
+            seed: one.sentence(remedy(method)) + (but if one.kind == "forgotten" else "") for seed, one in own.items()
+        }
+        if len({*sentences.values()}) == 1:
+            sentences = {0: next(iter(sentences.values()))}
+        for seed, sentence in sentences.items():
+            said.append(f"{name_of(method)}{f', seed {seed}' if len(sentences) > 1 else ''}: {sentence}")
+    return said
+
+
+def _undone(run: Mapping[str, Any], request: str, method: str) -> str:
+    """What an attack brought back, as it follows "Forgotten"; empty where nothing came back."""
+    if not run.get("undo"):
+        return ""
+    from unfed.report.undo import brought_back  # draws with matplotlib, which takes a second to import
+
+    back = brought_back(run, request, method)
+    return f" But {back[0].lower()}{back[1:]}" if back else ""
+
+
+def fell(before: Mapping[str, Any], after: Mapping[str, Any], remedy: str) -> str:
+    """The sentence "Test fell by 10.2 points, …", or nothing where it did not.
+
+    Where Test stands, only a Retain that is ruined counts: a model that fits its own rows less is no worse.
+    """
+    tested = is_measured(reading(before, "test")) and is_measured(reading(after, "test"))
+    for name in ("test", "retain"):
+        first, last = reading(before, name), reading(after, name)
+        if is_measured(first) and is_measured(last):
+            lost, ruined = float(first) - float(last), float(last) < USEFUL * float(first)
+            if lost <= POINTS or (name == "retain" and tested and not ruined):
+                continue
+            said = f"{name.capitalize()} fell by {lost:.1f} points, from {float(first):.1f} to {float(last):.1f}"
+            return f"{said}; {'this model is hardly of use:' if ruined else 'to win some of them back,'} try {remedy}."
+    return _surer(before, after)
+
+
+def _surer(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The sentence on a test loss that multiplied while accuracy stayed, or nothing."""
+    first, last = reading(before, "test_loss"), reading(after, "test_loss")
+    if not (is_measured(first) and is_measured(last)) or last < TIMES * first or last < first + NATS:
+        return ""
+    return f"The test loss rose from {first:.2g} to {last:.2g}: the model is surer of its errors; try fewer rounds."
+
+
+def falls(found: Sequence[Row]) -> list[str]:
+    """One sentence for each method of a run whose model lost too much.
+
+    What Retrain loses as well is the price of the request, and no method's fault.
+    """
+    told = []
+    for row in found:
+        before, retrain = (
+            next((r for r in found if r.request == row.request and r.method == name), None)
+            for name in ("before", "retrain")
+        )
+        if row.method in ("before", "retrain") or row.verdict or before is None:
+            continue
+        other = ", other layers or sealed" if row.method == "not" else " or other layers"
+        sentence = fell(_values(before), _values(row), f"more unlearning.rounds, another unlearning.lr{other}")
+        if sentence and (retrain is None or fell(_values(retrain), _values(row), "")):
+            told.append(f"{name_of(row.method)}: {sentence}")
+    return told
+
+
+def _values(row: Row) -> dict[str, Value]:
+    return {name: row.metrics[name].mean for name in ("test", "retain", "test_loss") if name in row.metrics}
+
+
+# --- the first sentence of a request ----------------------------------------------------------------------------------
+
+
+def opening(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
+    """The first sentence about a request, from its rows after the last round."""
+    row = headline(found, request)
+    undone = row is not None and brought_back(run, request["id"], row.method) is not None
+    said = sentence(request, found, wording.of(run), undone=undone)
+    if any(request["id"] in model.get("only_compared", ()) for model in run.get("in_force") or []):
+        return f"In a comparison, {said[0].lower()}{said[1:]}"
+    return said
+
+
+# --- what a page does not say -----------------------------------------------------------------------------------------
+
+
+NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
+_NOT_TRIED = ((undo.NOT_PROBED,), (undo.PURGED, undo.PROBE_PURGED))
+
+
+def caveats(views: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the sentences of a page do not say; nothing while nothing is measured."""
+    views = [view for view in views if view["tables"]["last"]["body"]]
+    if not views:
+        return []
+    said = [NOT_PROOF]
+    if not any(view["retrain"] for view in views):
+        said.append(
+            "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
+        )
+    undone = [view["undoing"] for view in views]
+    untried, purged = ({_small(view): 1 for view in views if view["undoing"]["reason"] in why} for why in _NOT_TRIED)
+    tried = any(one["reason"] is None for one in undone)
+    if untried and not tried:
+        said.append("Whether it can be undone was not tried.")
+    elif tried and not any(one["fitted"] for one in undone):
+        said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
+    if any(one["weak"] for one in undone):
+        said.append("Layers were fitted to bring it back, but too weakly to say anything.")
+    if untried and tried:
+        said.append(f"Nobody tried to undo it for {listed(untried, 'and')}.")
+    if purged:
+        said.append(f"Whether it can be undone for {listed(purged, 'and')} cannot be shown any more: it was purged.")
+    whose = [f"{view['subject']}: " if len(views) > 1 else "" for view in views]
+    back = [_within(who, told) for who, one in zip(whose, undone, strict=True) for told in one["back"]]
+    return said + list(dict.fromkeys(back))
+
+
+def _within(who: str, told: str) -> str:
+    """A sentence about one request of several, after its name."""
+    return who + (told[0].lower() + told[1:] if who else told)
+
+
+def _small(view: Mapping[str, Any]) -> str:
+    """What a request takes out, inside a sentence."""
+    subject = str(view["subject"])
+    return subject[0].lower() + subject[1:]
+
+
+# --- what is missing --------------------------------------------------------------------------------------------------
+
+
+def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
+    """What is missing for this run to be whole, one short sentence each."""
+    grouped = trajectories(lines)
+    seeds = [int(seed) for seed in run.get("seeds", [])]
+    total = run.get("rounds", {}).get("unlearning")
+    missing = [
+        f"Request {item['id']}: nothing has been evaluated yet."
+        for item in run.get("requests", [])
+        if str(item["id"]) not in grouped and not not_taken_out(item)
+    ]
+    if run.get("jobs"):
+        return missing + _open_jobs(run, lines, wording.of(run))
+    for request, methods in grouped.items():
+        for method, by_seed in methods.items():
+            states: dict[str, list[str]] = {}
+            for seed in sorted({*by_seed, *seeds}):
+                state = _state(method, by_seed.get(seed), total, wording.of(run))
+                states.setdefault(state, []).append(str(seed))
+            for state, which in states.items():
+                if state:
+                    missing.append(f"{name_of(method)}, request {request}, {several('seed', which)[0]}: {state}.")
+    return missing
+
+
+def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line], words: Wording) -> list[str]:
+    """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
+    goals = {one["id"]: _goals(str(one.get("until") or "")) for one in run.get("requests", [])}
+    let_go = {request["id"] for request in run.get("requests", []) if not_taken_out(request)}
+    last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
+    found: dict[tuple[str, str], list[str]] = {}
+    for job in run["jobs"]:
+        if job["finished"] or job["request"] in let_go:
+            continue
+        line = last.get((job["seed"], job["request"], job["method"]))
+        if line is None:
+            state = "not begun" if job["request"] is None else "not evaluated yet"
+        elif (aim := goals.get(job["request"])) and int(line["round"]) >= int(job["rounds"]):
+            state = f"ended at {words.unit} {line['round']} without having {aim}"
+        else:
+            state = f"at {words.unit} {line['round']} of {job['rounds']}"
+        what = name_of(str(job["method"])) + ("" if job["request"] is None else f", request {job['request']}")
+        found.setdefault((what, state), []).append(str(job["seed"]))
+    return [f"{what}, {several('seed', which)[0]}: {state}." for (what, state), which in found.items()]
+
+
+def _goals(until: str) -> str:
+    """What a request's rounds were to reach, in words; empty where they are merely counted."""
+    told = {"recovered": "recovered", "forgotten": "forgotten what is asked"}
+    return " and ".join(told[word] for word in until.split(",") if word in told)
+
+
+def _state(method: str, lines: Sequence[Line] | None, total: int | None, words: Wording) -> str:
+    """Where an unfinished trajectory stands; nothing to say of a finished one."""
+    if not lines:
+        return "not evaluated yet"
+    if method == "before" or lines[-1].get("done"):
+        return ""
+    return f"at {words.unit} {lines[-1]['round']}" + (f" of {total}" if total else "")
