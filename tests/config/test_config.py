@@ -63,6 +63,7 @@ def test_one_request_or_several() -> None:
         ("partition.scheme=dirichet", "partition.scheme = 'dirichet' is not allowed; use .*Did you mean 'dirichlet'"),
         ("partition.beta=0", "partition.beta must be more than 0, not 0"),
         ("training.schedule.knd=1", "training.schedule.knd is not known; training.schedule has"),
+        ("training.schedule={kind='one-cycle', warmup=2}", "warmup is not for one-cycle, which rises by itself"),
         ("poison.clint=1", "poison.clint is not known; poison has .*Did you mean 'client'"),
         ("request.client=1", "request.0.client is not known.*Did you mean 'clients'"),
         ("device=gpu", "device = 'gpu' is not known; use auto, cpu, cuda"),

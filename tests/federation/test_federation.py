@@ -328,8 +328,18 @@ def test_schedules_by_hand() -> None:
     assert [later.rate(0.1, r, 6) for r in (1, 2, 3, 5)] == pytest.approx([0.05, 0.1, 0.1, 0.05])
     warm = Schedule(warmup=4)
     assert [warm.rate(0.1, r, 9) for r in (1, 2, 4, 5)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
-    with pytest.raises(UnfedError, match="use constant, cosine or step"):
+    with pytest.raises(UnfedError, match="use constant, cosine, step or one-cycle"):
         Schedule("linear").rate(0.1, 1, 2)
+
+
+def test_a_one_cycle_rises_for_a_fifth_of_the_rounds_and_falls_to_two_percent() -> None:
+    cycle = Schedule("one-cycle")
+    assert [cycle.rate(0.5, r, 10) for r in (0, 1, 2, 6, 10)] == pytest.approx([0.25, 0.25, 0.5, 0.255, 0.01])
+    assert [cycle.rate(1.0, r, 11) for r in (1, 2, 3, 4)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1 - 0.98 / 8])
+    assert max(range(1, 36), key=lambda r: cycle.rate(1.0, r, 35)) == 7
+    assert cycle.rate(0.5, 13, 10) == pytest.approx(0.01), "whoever goes on stays at the end of the cycle"
+    assert cycle.rate(0.5, 1, 1) == 0.5 and cycle.rate(0.5, 2, 1) == pytest.approx(0.01)
+    assert Schedule("one-cycle", over=10).rate(0.5, 6, 99) == pytest.approx(0.255)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 10])

@@ -55,6 +55,17 @@ def ft(fed: Federation, theta: Model) -> Iterator[Model]:
     yield from recovery(fed, theta)
 
 
+def one_cycle(fed: Federation, theta: Model, rounds: int) -> Iterator[Model]:
+    """θ*, then the others by a rate that goes up in a fifth of the rounds and down to 2 % of its peak."""
+    up = math.ceil(rounds / 5)
+    rates = [i / up for i in range(1, up + 1)]
+    rates += [1 - 0.98 * i / (rounds - up) for i in range(1, rounds - up + 1)]
+    yield theta
+    for round, rate in enumerate(rates, 1):
+        theta = fedavg(fed, theta, round, lr=rate * fed.lr)
+        yield theta
+
+
 def not_(fed: Federation, theta: Model, layers: Sequence[str] = ("conv.weight",)) -> Iterator[Model]:
     """θ* with the sign of some weights turned, then the others."""
     yield from recovery(fed, theta | {name: -theta[name] for name in layers})

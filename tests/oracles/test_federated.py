@@ -40,6 +40,7 @@ from unfed.client.plan import term
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.engines.sequential import Sequential
+from unfed.federation.schedule import Schedule
 from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, MoDE, NoT, Retrain, Sealed
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params
@@ -81,6 +82,12 @@ def test_not_turns_the_sign_of_the_first_weight_and_then_is_fedavg() -> None:
     who = gone(*LEAVING)
     seen = same_way(NoT(), serve(who, THETA), twins.not_(plainly(who), floats(THETA)), 2)
     assert [n for n, t in seen[0].items() if not torch.equal(t, THETA[n])] == ["conv.weight"]
+
+
+def test_a_one_cycle_moves_the_rate_of_every_round() -> None:
+    who, rounds = gone(*LEAVING), 6
+    server = serve(who, THETA, schedule=Schedule("one-cycle"), rounds=rounds)
+    same_way(FineTune(), server, twins.one_cycle(plainly(who), floats(THETA), rounds), rounds)
 
 
 def test_retrain_starts_elsewhere_for_every_seed_and_never_at_the_old_model() -> None:

@@ -17,6 +17,7 @@ from unfed.cli.main import main
 from unfed.config.config import Config
 from unfed.config.tables import GateConfig
 from unfed.data import Request
+from unfed.engines import Batched, Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.measures.forgotten import Evidence, Judgement, Losses, Verdict, halves
 from unfed.requests.entry import Job
@@ -24,7 +25,7 @@ from unfed.requests.gate import Check, Decision, Gate, NotPassed, is_forgotten, 
 from unfed.requests.options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
-from worlds import ALL_DIGITS
+from worlds import ALL_DIGITS, noting
 
 ENOUGH = ("training.rounds=8", "training.lr=0.05", "request=[]", "gate.max_drop=10.0", "unlearning.rounds=12")
 LEAVES = Request("leaves", clients=("1",))
@@ -115,6 +116,25 @@ def test_hyperparameters_and_within_hold_for_one_request_alone(run: Run) -> None
     changed = list(numbers["diary"]["beginning"]["changes"])
     assert changed and all("conv2" in name for name in changed), numbers["diary"]["beginning"]
     assert numbers["finished"] == "recovered" and entry.how.set == {"layers": ["conv2"]}
+
+
+def test_a_recipe_holds_for_one_request_alone_and_a_cycle_ends_with_its_rounds(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Sequential, "train", noting(seen, Sequential.train, lambda _, plan, *__: plan))
+    monkeypatch.setattr(Batched, "train", noting(seen, Batched.train, lambda _, plan, *__: plan))
+    recipe = ["unlearning.lr=0.4", "unlearning.epochs=2", "unlearning.schedule.kind=one-cycle"]
+    how = RequestOptions(RequestOptions.hyperparameters(recipe), max_drop=100.0)
+    run.forget(LEAVES, "ft", until=5, how=how)
+    assert [plan.phases[0].optimiser.lr for plan in seen] == pytest.approx([0.4, 0.302, 0.204, 0.106, 0.008])
+    assert {plan.phases[0].epochs for plan in seen} == {2}
+    kept = {"lr": 0.4, "epochs": 2, "schedule": {"kind": "one-cycle"}}
+    assert file_of(run)["how"]["set"] == {"unlearning": kept} and run.config.unlearning.lr is None
+    with pytest.raises(UnfedError, match="rounds are --until N"):
+        RequestOptions({"unlearning": {"rounds": 3}})
+    with pytest.raises(UnfedError, match=r"methods.ft.unlearning.rate: .*it takes rounds, lr, epochs, schedule"):
+        run.forget(Request("more", clients=("3",)), "ft", until=1, how=RequestOptions({"unlearning": {"rate": 1}}))
 
 
 def test_another_hyperparameter_begins_anew(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,24 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
             Run.create(config, folder, whole.world(0)).execute()
         Run.open(folder).execute()
         assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
+
+
+def test_a_run_killed_inside_a_cycle_goes_on_with_the_same_rates(small: Small, tmp_path: Path) -> None:
+    class KilledAt(QuietWatch):
+        def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
+            if (job.label, state.round) == ("not", 4):
+                raise Crash
+
+    cycle = ("unlearning.rounds=6", "unlearning.lr=0.1", "unlearning.epochs=2", "unlearning.schedule.kind=one-cycle")
+    config = small("checkpoint.rounds=2", "training.rounds=2", "training.schedule.kind=one-cycle", *cycle)
+    Run.create(config, tmp_path / "whole").execute()
+    with pytest.raises(Crash):
+        Run.create(config, tmp_path / "killed").execute(KilledAt())
+    assert loaded(Run.open(tmp_path / "killed"), Job(0, "r1", "not"))[0].round == 2
+    Run.open(tmp_path / "killed").execute()
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    Run.create(small("checkpoint.rounds=2", "training.rounds=2", *cycle[:-1]), tmp_path / "flat").execute()
+    assert outcome(tmp_path / "flat") != outcome(tmp_path / "whole")
 
 
 def test_a_resumed_not_is_not_negated_twice(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,25 @@ def test_retrain_has_trainings_rounds_and_the_others_their_own(small: Small) -> 
     assert longer.unlearning_settings(retrain=True).rounds == 9
 
 
+def test_a_recipe_reaches_every_method_and_retrain_by_its_own_table_alone(small: Small) -> None:
+    cycle = ("unlearning.lr=0.5", "unlearning.epochs=3", "unlearning.schedule.kind=one-cycle")
+    world = simulated(small("training.rounds=5", "unlearning.rounds=10", *cycle), 0)
+    ours = world.unlearning_settings(False, "not")
+    assert (ours.phase.epochs, ours.phase.optimiser.lr, ours.schedule.kind) == (3, 0.5, "one-cycle")
+    again = world.unlearning_settings(True, "retrain")
+    assert again == world.training_settings(), "Retrain is training again"
+
+    own = "methods.retrain.unlearning={rounds=7, lr=0.3, epochs=2, schedule={kind='one-cycle'}}"
+    tuned = simulated(small("training.rounds=5", *cycle, own), 0).unlearning_settings(True, "retrain")
+    assert (tuned.rounds, tuned.phase.epochs, tuned.phase.optimiser.lr) == (7, 2, 0.3)
+    assert tuned.schedule.kind == "one-cycle"
+    alone = simulated(small(*cycle, "methods.not.unlearning={epochs=4}"), 0).unlearning_settings(False, "not")
+    assert (alone.phase.epochs, alone.phase.optimiser.lr, alone.schedule.kind) == (4, 0.5, "one-cycle")
+    trained = simulated(small("training.schedule.kind=one-cycle", "training.rounds=5"), 0)
+    assert trained.unlearning_settings(True, "retrain").schedule.kind == "one-cycle"
+    assert trained.unlearning_settings(False, "not").schedule.kind == "constant"
+
+
 def test_the_partitions_seed_moves_who_holds_what_and_no_other_seed_does(small: Small) -> None:
     def rows(*sets: Any) -> Any:
         return torch.cat([client.rows for client in simulated(small(*sets), 0).clients])

@@ -133,8 +133,8 @@ class ModelConfig(ConfigTable):
 class ScheduleConfig(ConfigTable):
     """How the learning rate goes over the rounds."""
 
-    kind: Literal["constant", "cosine", "step"] = "constant"
-    """How the rate goes over rounds: constant, cosine or step."""
+    kind: Literal["constant", "cosine", "step", "one-cycle"] = "constant"
+    """constant, cosine, step, or one-cycle: up to lr in a fifth of the rounds, then down to 2 % of it."""
     minimum: Rate = 0.0
     """The rate at which a cosine ends."""
     every: Positive = 1
@@ -144,7 +144,13 @@ class ScheduleConfig(ConfigTable):
     warmup: Annotated[int, Field(ge=0)] = 0
     """Rounds in which the rate rises to its full height."""
     over: Positive | None = None
-    """Over how many rounds a cosine falls; default: all."""
+    """Over how many rounds a cosine falls or a cycle goes; default: all."""
+
+    @model_validator(mode="after")
+    def _rises_once(self) -> ScheduleConfig:
+        if self.kind == "one-cycle" and self.warmup:
+            raise ValueError("schedule.warmup is not for one-cycle, which rises by itself; leave it out")
+        return self
 
 
 class RobustConfig(ConfigTable):
@@ -210,6 +216,8 @@ class UnlearningConfig(ConfigTable):
     """Rounds for Retrain; default: as many as training had."""
     lr: Rate | None = None
     """The learning rate of recovery; default: that of training, or of the method's central recipe."""
+    epochs: Positive | None = None
+    """How often a client goes through its rows in a round of recovery; default: as in training."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """The largest l2 norm of a step's gradient; without it as in training."""
     schedule: ScheduleConfig | None = None
@@ -219,12 +227,17 @@ class UnlearningConfig(ConfigTable):
 
 
 class RecoveryConfig(ConfigTable):
-    """What `[methods.NAME.unlearning]` says for one method alone."""
+    """What `[methods.NAME.unlearning]` says for one method alone.
+
+    Retrain takes its recipe from here and else from training, never from `[unlearning]`.
+    """
 
     rounds: Positive | None = None
     """Rounds that a method has after the request."""
     lr: Rate | None = None
     """The learning rate of recovery; default: that of training, or of the method's central recipe."""
+    epochs: Positive | None = None
+    """How often a client goes through its rows in a round; default: that of `[unlearning]`."""
     schedule: ScheduleConfig | None = None
 
 

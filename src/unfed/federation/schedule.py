@@ -1,4 +1,12 @@
-"""How rounds are run: how many, who is asked, at which learning rate."""
+"""How rounds are run: how many, who is asked, at which learning rate.
+
+A one-cycle is the recipe that makes recovery and Retrain cheap. Over T rounds with peak η, U = ⌈T/5⌉:
+
+    η_r = η · r / U                                   r ≤ U        it rises for a fifth of the rounds
+    η_r = η · (1 − 0.98 · (r − U) / (T − U))          r > U        it falls to 2 % of the peak in round T, and stays
+
+The rate is a function of the round alone, so a run that is resumed inside a cycle goes on with the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,9 @@ from dataclasses import dataclass, field
 from unfed.client.plan import Phase
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
+
+CYCLE_END = 0.02
+"""The part of its peak at which a one-cycle ends."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +31,10 @@ class Schedule:
     factor: float = 0.1
     warmup: int = 0
     over: int | None = None
-    """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
+    """After how many rounds a cosine or a cycle is at its end, if not after the last; it stays there."""
 
     def rate(self, base: float, round: int, rounds: int) -> float:
-        """The learning rate of round r: constant, cosine or step.
+        """The learning rate of round r: constant, cosine, step or one-cycle.
 
         Constant is η, cosine goes from η down to the minimum, where round T + 1 would be, and step is
         η·factor^⌊(r−1)/every⌋.
@@ -41,7 +52,13 @@ class Schedule:
             span = max(1, (self.over or rounds) - self.warmup)
             progress = min(1.0, (round - 1 - self.warmup) / span)
             return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
-        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
+        if self.kind == "one-cycle":
+            length = self.over or rounds
+            up = -(-length // 5)
+            if round <= up:
+                return base * round / up
+            return base * (1 - (1 - CYCLE_END) * min(1.0, (round - up) / max(1, length - up)))
+        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine, step or one-cycle.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.config.config import Config, MethodsConfig
-from unfed.config.reading import toml_value
+from unfed.config.reading import applied, toml_value
 from unfed.errors import UnfedError, option
 from unfed.values import is_measured
 
@@ -74,16 +74,26 @@ class RequestOptions:
             value = getattr(self, name)
             if value is not None and not (is_measured(value) and value >= 0):
                 raise UnfedError(f"--{name.replace('_', '-')} takes points of accuracy from 0 on, not {value!r}.")
-        for key in self.set:
-            if key in ("use", "unlearning"):
-                raise UnfedError(f"--set {key} is no hyperparameter of a method; it stands in the run's config.")
+        if "use" in self.set:
+            raise UnfedError("--set use is no hyperparameter of a method; it stands in the run's config.")
+        recipe = self.set.get("unlearning", {})
+        if not isinstance(recipe, Mapping) or "rounds" in recipe:
+            raise UnfedError(
+                f"--set unlearning.KEY=VALUE sets lr, epochs or schedule; rounds are {option('until', 'N')}."
+            )
 
     @staticmethod
     def hyperparameters(sets: Sequence[str], layers: Sequence[str | int] = ()) -> dict[str, Any]:
-        """What `--set KEY=VALUE` and `--layers` say. A value is TOML; what is not valid TOML is a string."""
+        """What `--set KEY=VALUE` and `--layers` say. A value is TOML; what is not valid TOML is a string.
+
+        `unlearning.lr`, `unlearning.epochs` and `unlearning.schedule.kind` are the recipe of this recovery.
+        """
         found: dict[str, Any] = {"layers": list(layers)} if layers else {}
         for change in sets:
             key, separator, text = change.partition("=")
+            if key.strip().startswith("unlearning."):
+                applied(found, change)
+                continue
             if not separator or not key.strip().isidentifier():
                 raise UnfedError(f"--set takes a hyperparameter of the method as KEY=VALUE, not {change!r}.")
             if key.strip() in found:
@@ -96,7 +106,10 @@ class RequestOptions:
         changed: dict[str, Any] = {}
         if self.set:
             tables = dict(config.methods.model_extra or {})
-            tables[label] = {**tables.get(label, {}), **self.set}
+            before = tables.get(label, {})
+            tables[label] = {**before, **self.set}
+            if "unlearning" in self.set:
+                tables[label]["unlearning"] = {**before.get("unlearning", {}), **self.set["unlearning"]}
             changed["methods"] = MethodsConfig(run=config.methods.run, **tables)
         if self.within is not None:
             changed["evaluation"] = config.evaluation.model_copy(update={"recovered_within": self.within})

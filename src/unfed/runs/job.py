@@ -107,7 +107,10 @@ class JobRunner:
         setup = world.setup(self._as_it_was)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
         members = self._members(_scoped(world, self.requests))
-        self.server = JobServer(setup, members, spec.params, spec.settings, spec.seed, history)
+        settings = spec.settings
+        if settings.schedule.kind == "one-cycle":  # it ends with the job, however many rounds a request asks for
+            settings = replace(settings, rounds=spec.rounds)
+        self.server = JobServer(setup, members, spec.params, settings, spec.seed, history)
         self.server.scope = tuple(request.to_json() for request in self.requests)
         self.server.recorders = dict(spec.recorders)
         self.before: Value = self.evaluator.validation(spec.params) if self.requests else 0.0

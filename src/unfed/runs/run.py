@@ -269,8 +269,8 @@ class Run(Record):
         config = self.config if entry is None else entry.how.on(self.config, turn.label)
         training = self.training_job(turn.seed)
         previous = turn.previous or training
-        rounds = description.rounds_of(self.config, turn.label, method)
-        settings = world.unlearning_settings(isinstance(method, Retrain), turn.label)
+        rounds = description.rounds_of(config, turn.label, method)
+        settings = world.unlearning_settings(isinstance(method, Retrain), turn.label, config)
         recorders = lineage.recorders(self.folder, self.config, method, previous, world, request)
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
             more = len(turn.requests) < len(self.config.requests())

@@ -24,7 +24,7 @@ import torch
 from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import called
 from unfed.config.config import Config, Seeds
-from unfed.config.tables import RecoveryConfig
+from unfed.config.tables import RecoveryConfig, UnlearningConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
@@ -275,28 +275,31 @@ class World:
             keep=self.central,
         )
 
-    def unlearning_settings(self, retrain: bool, label: str | None = None) -> Settings:
+    def unlearning_settings(self, retrain: bool, label: str | None = None, config: Config | None = None) -> Settings:
         """The settings of recovery: those of training, but for what the config says.
 
-        The config may say it of unlearning, or of the method with this label alone.
-
-        Retrain is training again, without D_u. Where one place holds all data, a method brings its own recipe.
+        The config (the world's, unless a request brings its own) may say it of unlearning, or of the method with this
+        label alone. Retrain is training again, without D_u: it listens to its own table only. Where one place holds all
+        data, a method brings its own recipe.
         """
-        settings, config, own = self.training_settings(), self.config, self.config.unlearning
-        if retrain:
-            return replace(settings, rounds=own.retrain_rounds or config.training.rounds)
+        settings, config = self.training_settings(), config or self.config
+        again = UnlearningConfig(rounds=config.unlearning.retrain_rounds or config.training.rounds)
+        own = again if retrain else config.unlearning
         alone = RecoveryConfig() if label is None else config.methods.recovery(label)
         rounds = alone.rounds or own.rounds
         lr = own.lr if alone.lr is None else alone.lr
         stated = own.schedule if alone.schedule is None else alone.schedule
-        schedule = Schedule() if stated is None else Schedule(**stated.model_dump())
-        if self.central and label is not None:
+        schedule = settings.schedule if retrain else Schedule()
+        if stated is not None:
+            schedule = Schedule(**stated.model_dump())
+        if self.central and label is not None and not retrain:
             recipe = config.methods.method(label).recipe
             lr = recipe.lr if lr is None else lr
             if stated is None:
                 over = None if recipe.over is None else min(recipe.over, rounds)
                 schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=over)
-        phase = settings.phase if lr is None else settings.phase.with_optimiser(lr=lr)
+        phase = replace(settings.phase, epochs=alone.epochs or own.epochs or settings.phase.epochs)
+        phase = phase if lr is None else phase.with_optimiser(lr=lr)
         phase = phase if own.clip is None else phase.with_optimiser(clip=own.clip)
         robust = settings.robust if own.robust is None else Robust(**own.robust.model_dump())
         return replace(settings, rounds=rounds, phase=phase, schedule=schedule, robust=robust)
