@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from test_run import Crash, crash_at, outcome
+from test_run import kept_before_every_write, outcome
 from unfed import rng
 from unfed.client.plan import Measure, Optimiser, Phase, Plan
 from unfed.data.scope import ClientData
@@ -261,26 +261,21 @@ HARSH += ("training.record=['fukd']", "evaluation.every=2", "evaluation.attack=f
 
 
 def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_changes_nothing(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path
 ) -> None:
     config = small(*HARSH)
     world = simulated(config, 0)
     whole = Run.create(config, tmp_path / "whole", world)
-    with monkeypatch.context() as patch:
-        count = crash_at(patch, -1)
+    with kept_before_every_write(tmp_path / "whole", tmp_path / "killed") as kept:
         failed = executed(whole, world)
-        writes = count["writes"]
     assert failed == 2  # once in each round
     truth = outcome(tmp_path / "whole")
     silent = [refusal for line in truth[0] for refusal in line.get("refused", ())]
     assert len(silent) >= 2 * failed and {r["reason"] for r in silent} == {"it did not answer"}
-    for number in range(1, writes + 1):
-        run = Run.create(config, tmp_path / str(number), world)
-        with monkeypatch.context() as patch, pytest.raises(Crash):
-            crash_at(patch, number)
-            executed(run, world)
-        executed(Run.open(run.folder.path), world)
-        assert outcome(run.folder.path) == truth, f"differs after a crash at write {number} of {writes}"
+    for folder in kept:
+        run = Run.open(folder)
+        executed(run, world)
+        assert outcome(folder) == truth, f"differs after a crash before write {folder.name} of {len(kept)}"
         a, b = (r.folder.load_histories(Job(0, None, "train"))["fukd"].pack() for r in (run, whole))
         assert a[1] == b[1] and equal(a[0], b[0])
 

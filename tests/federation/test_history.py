@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conftest import SMALL
-from test_run import Crash, crash_at, outcome
+from test_run import Crash, kept_before_every_write, outcome
 from unfed.client import step
 from unfed.client.batch import Batch, Draws
 from unfed.client.plan import Plan
@@ -133,24 +133,16 @@ def reopened(folder: Path, like: Run) -> Run:
 
 
 @pytest.mark.slow
-def test_a_training_that_records_survives_a_crash_at_every_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = alone(RECORD, *LITTLE)
-    whole = Run.create(made, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        count = crash_at(patch, -1)
+def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path: Path) -> None:
+    whole = Run.create(alone(RECORD, *LITTLE), tmp_path / "whole")
+    with kept_before_every_write(tmp_path / "whole", tmp_path / "killed") as kept:
         whole.execute()
-        writes = count["writes"]
     truth = {label: history(whole, label).pack() for label in ("federaser", "fukd", "pgd")}
-    assert writes > 8
-    for number in range(1, writes + 1):
-        run = Run.create(made, tmp_path / str(number))
-        with monkeypatch.context() as patch, pytest.raises(Crash):
-            crash_at(patch, number)
-            run.execute()
-        reopened(run.folder.path, whole).execute()
-        assert outcome(run.folder.path) == outcome(whole.folder.path)
+    assert len(kept) > 8
+    for folder in kept:
+        run = reopened(folder, whole)
+        run.execute()
+        assert outcome(folder) == outcome(whole.folder.path)
         for label, (tensors, numbers) in truth.items():
             again = history(run, label).pack()
             assert again[1] == numbers and all(torch.equal(again[0][n], tensors[n]) for n in tensors)
@@ -161,26 +153,16 @@ def test_a_training_that_records_survives_a_crash_at_every_write(
     ("name", "scope"),
     [*(case for case in SERVED if case[1] == "client"), *slow(*(case for case in SERVED if case[1] != "client"))],
 )
-def test_a_method_survives_a_crash_at_every_write(
-    name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_survives_a_crash_at_every_write(name: str, scope: str, tmp_path: Path) -> None:
     whole = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "whole")
     whole._train(0, QuietWatch())
-    shutil.copytree(tmp_path / "whole", tmp_path / "trained")
-    with monkeypatch.context() as patch:
-        count = crash_at(patch, -1)
+    with kept_before_every_write(tmp_path / "whole", tmp_path / "killed") as kept:
         whole.execute()
-        writes = count["writes"]
     truth = outcome(tmp_path / "whole")
-    assert writes >= 6 and truth[0][-1]["method"] == name and truth[0][-1]["done"]
-    for number in range(1, writes + 1):
-        folder = tmp_path / str(number)
-        shutil.copytree(tmp_path / "trained", folder)
-        with monkeypatch.context() as patch, pytest.raises(Crash):
-            crash_at(patch, number)
-            reopened(folder, whole).execute()
+    assert len(kept) >= 6 and truth[0][-1]["method"] == name and truth[0][-1]["done"]
+    for folder in kept:
         reopened(folder, whole).execute()
-        assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
+        assert outcome(folder) == truth, f"differs after a crash before write {folder.name} of {len(kept)}"
 
 
 # --- who touches D_u --------------------------------------------------------------------------------------------------

@@ -425,20 +425,23 @@ def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path:
 
 
 @contextmanager
-def dead_before(operation: int) -> Iterator[list[str]]:
-    """A process that is killed before its n-th disk operation, counted from 0: nothing is done from then on."""
-    seen: list[str] = []
+def kept_before_every_operation(folder: Path, into: Path) -> Iterator[dict[Path, str]]:
+    """Copies of a folder from just before each disk operation: what a process leaves that is killed there."""
+    kept: dict[Path, str] = {}
+    copying = False
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "unlink", "fsync", "mkdir", "rmdir"):
 
             def operate(name: str, own: Any, *args: Any, **more: Any) -> Any:
-                if len(seen) >= operation:
-                    raise Crash
-                seen.append(name)
+                nonlocal copying
+                if not copying:
+                    copying = True
+                    kept[shutil.copytree(folder, into / str(len(kept)))] = name
+                    copying = False
                 return own(*args, **more)
 
             patch.setattr(os, name, partial(operate, name, getattr(os, name)))
-        yield seen
+        yield kept
 
 
 @pytest.mark.slow
@@ -448,30 +451,21 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
 ) -> None:
     """A client, and two rows, of which the trajectory must tell nothing any more."""
     whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
-    purge(whole, request_id)
+    with kept_before_every_operation(whole.folder.path, tmp_path / "killed") as kept:
+        purge(whole, request_id)
     wanted, graves = files(whole.folder.path), books.tombstones(whole.folder.path).keys()
-    operation, ended = 0, False
-    while not ended:
-        folder = Path(shutil.copytree(template, tmp_path / "killed"))
-        with dead_before(operation) as seen:
-            try:
-                purge(Run.open(folder), request_id)
-                ended = True
-            except Crash:
-                ended = False
+    assert len(kept) > 20 and {"replace", "unlink"} <= {*kept.values()}
+    for number, folder in enumerate(kept):
         begun = bool(books.tombstones(folder))
         assert begun or files(folder) == files(template), "without a word nothing goes"
-        if begun and not ended:
+        if begun:
             half = check(RunFolder(folder)).findings
             assert all("goes on" in sentence for sentence in half)
-            if operation % 3 == 0:  # whoever works there next ends it too
+            if number % 3 == 0:  # whoever works there next ends it too
                 Run.open(folder).execute()
         purge(Run.open(folder), request_id)
-        assert files(folder) == wanted and books.tombstones(folder).keys() == graves, operation
+        assert files(folder) == wanted and books.tombstones(folder).keys() == graves, folder
         assert check(RunFolder(folder)).whole and not list(folder.rglob("*.tmp"))
-        shutil.rmtree(folder)
-        operation += 1
-    assert operation > 20 and {"replace", "unlink"} <= set(seen)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from unfed.errors import UnfedError
 from unfed.methods import METHODS, register
 from unfed.methods import find as load
 from unfed.methods.base import Method
-from unfed.testing.conformance import _claimed, _keeps_its_lineage, check
+from unfed.testing.conformance import _claimed, _keeps_its_lineage, _Tried, check
 from worlds import Small
 
 pytestmark = pytest.mark.usefixtures("allow_code")
@@ -128,7 +128,7 @@ def round(self, server, state):
 )
 def test_a_lineage_that_does_not_hold_is_found(mine: Callable[..., Any], body: Any, held: Any, says: str) -> None:
     register(kind := mine(body))
-    claim = _claimed("lineage", _keeps_its_lineage, kind, "client", ())
+    claim = _claimed("lineage", _keeps_its_lineage, _Tried(kind, "client", ()))
     assert claim.held == held and says in claim.saw
 
 

@@ -334,10 +334,16 @@ def test_whoever_claims_that_it_lasts_is_tried_below() -> None:
     assert {name for name, kind in METHODS.items() if kind.lasts} == {"retrain", "sealed"}
 
 
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("five") / "run"
+    Run.create(Config.parse(STORY), folder).execute()
+    return folder
+
+
 @pytest.mark.parametrize("method", ["sealed", *slow("retrain")])
-def test_five_requests_in_a_row_stay_forgotten(tmp_path: Path, method: str) -> None:
-    run = Run.create(Config.parse(STORY), tmp_path / "run")
-    run.execute()
+def test_five_requests_in_a_row_stay_forgotten(five: Path, tmp_path: Path, method: str) -> None:
+    run = Run.open(shutil.copytree(five, tmp_path / "run"))
     planted = number(run.lines()[-1]["backdoor"])
     assert planted > 50, "there is something to forget"
     for i, request in enumerate(FIVE):

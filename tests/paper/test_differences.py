@@ -197,7 +197,7 @@ def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
     assert differences_kept.between(new, differences.MARK, made) == new
 
 
-SHORT = ["--preset", "digits-cnn", "--rounds", "2", "--every", "2"]
+SHORT = ["--preset", "digits-cnn", "--rounds", "1", "--every", "1"]
 
 
 @pytest.fixture
@@ -217,13 +217,13 @@ def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that
     records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {name: differences.VARIANTS[name] for name in ("as the preset", differences.KEPT)}
-    given = argparse.Namespace(preset="digits-cnn", device="cpu", precision="float32", root=None, rounds=2, every=2)
+    given = argparse.Namespace(preset="digits-cnn", device="cpu", precision="float32", root=None, rounds=1, every=1)
     truth = {name: differences.row_of(given, name) for name in chosen}
     short, kept = chosen
     monkeypatch.setattr(differences, "VARIANTS", {short: (), "made up": (), kept: ()})
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as a command sets it that ran in this process
-    assert differences.main([*SHORT, "--beside", "3", "--long", f"{short}=3"]) == 1
-    assert "made up, 2 rounds: failed: its process ended with 2" in capsys.readouterr().out
+    assert differences.main([*SHORT, "--beside", "3", "--long", f"{short}=2"]) == 1
+    assert "made up, 1 rounds: failed: its process ended with 2" in capsys.readouterr().out
     made = lines(records)
     assert [row["variant"] for row in made] == [short, kept], "whoever was done first"
     assert made == lines(records / "out")
@@ -232,7 +232,7 @@ def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that
             name: value for name, value in truth[row["variant"]].items() if name != "seconds"
         }
     ((long,),) = [lines(records, "differences-long")]
-    assert (long["rounds"], long["curve"][-1]["round"]) == (3, 3) and long["curve"][0] == made[0]["curve"][0]
+    assert (long["rounds"], long["curve"][-1]["round"]) == (2, 2) and long["curve"][0] == made[0]["curve"][0]
 
 
 def test_what_a_record_has_is_not_tried_again_and_what_comes_late_takes_its_place_in_it(
@@ -267,7 +267,7 @@ def test_no_variant_begins_once_the_budget_is_spent_and_a_sentence_of_a_process_
     said = capfd.readouterr().out
     assert said.count("not tried, the budget is spent") == 2 and not [*records.glob("*.jsonl")]
     assert differences.main([*SHORT, "--variants", "1", "--precision", "half"]) == 1
-    assert "as the preset, 2 rounds: failed: UnfedError: " in capfd.readouterr().out
+    assert "as the preset, 1 rounds: failed: UnfedError: " in capfd.readouterr().out
     with pytest.raises(SystemExit):
         differences.main([*SHORT, "--beside", "0"])
     assert "at least 1" in capfd.readouterr().err

@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Collection
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,31 +66,47 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, int]:
     return count
 
 
+@contextmanager
+def kept_before_every_write(folder: Path, into: Path) -> Iterator[list[Path]]:
+    """Copies of a run folder from just before each write: what a process leaves that is killed there.
+
+    One run gives all of them; to crash at every write in turn would take as many.
+    """
+    kept: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("write_bytes", "append_line"):
+            original = getattr(storage, name)
+
+            def noted(*args: Any, original: Callable[..., Any] = original) -> Any:
+                kept.append(shutil.copytree(folder, into / str(len(kept) + 1)))
+                return original(*args)
+
+            patch.setattr(storage, name, noted)
+        yield kept
+
+
 FAST = ("checkpoint.rounds=2", "training.rounds=3", "unlearning.rounds=3", "evaluation.every=2", "poison.client=0")
 
 
-@pytest.mark.parametrize("part", [0, *slow(1, 2, 3)])
+@pytest.mark.parametrize("writes", [(0,), *slow(((1, 2, 3),))])
 def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+    small: Small, tmp_path: Path, writes: tuple[int, ...]
 ) -> None:
-    """Every fourth write, the other three quarters in `make test-slow`: each is a whole run again."""
+    """Every fourth write, the other three quarters in `make test-slow`."""
     # What is not in question here is kept small; nor is the world, a function of the config, built for every crash.
     little = ("training.batch=256", "evaluation.attack=false", "data.test_size=60", "data.train_size=240")
     config = small(*FAST, "methods.run=['not', 'retrain']", *little)
-    with monkeypatch.context() as patch:
-        count = crash_at(patch, -1)
-        whole = Run.create(config, tmp_path / "whole")
+    whole = Run.create(config, tmp_path / "whole")
+    with kept_before_every_write(tmp_path / "whole", tmp_path / "killed") as kept:
         whole.execute()
-        writes = count["writes"]
     truth = outcome(tmp_path / "whole")
-    assert writes > 25
-    for number in range(2 + part, writes + 1, 4):  # write 1 is run.json itself
-        folder = tmp_path / f"crash-{number}"
-        with monkeypatch.context() as patch, pytest.raises(Crash):
-            crash_at(patch, number)
-            Run.create(config, folder, whole.world(0)).execute()
-        Run.open(folder).execute()
-        assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
+    assert len(kept) > 25
+    for number, folder in enumerate(kept):
+        if number % 4 in writes:
+            killed = Run.open(folder)
+            killed.use(whole.world(0))
+            killed.execute()
+            assert outcome(folder) == truth, f"differs after a crash before write {number + 1} of {len(kept)}"
 
 
 def test_a_run_killed_inside_a_cycle_goes_on_with_the_same_rates(small: Small, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from test_queue import SETS, Fake
-from test_run import Crash, crash_at
+from test_run import kept_before_every_write
 from unfed.api import write_report
 from unfed.cli.main import app
 from unfed.config.config import Config
@@ -277,26 +277,16 @@ def outcome(folder: RunFolder) -> dict[str, object]:
     return {**models, **states(run), "lines": [dict(line) | {"seconds": 0} for line in run.lines()]}
 
 
-@pytest.mark.parametrize("step", [11, *slow(1)])
-def test_killed_at_any_file_it_ends_as_if_nothing_had_been(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+@pytest.mark.parametrize(("first", "step"), [(10, 11), *slow((0, 1))])
+def test_killed_at_any_file_it_ends_as_if_nothing_had_been(run: Run, tmp_path: Path, first: int, step: int) -> None:
     file(run, "1", "2")
-    shutil.copytree(run.folder.path, tmp_path / "begun")
-    run.execute()
-    truth, at = outcome(run.folder), 0
-    while True:
-        at += step
-        shutil.rmtree(run.folder.path)
-        shutil.copytree(tmp_path / "begun", run.folder.path)
-        crash_at(monkeypatch, at)
-        try:
-            Run.open(run.folder.path).execute()
-        except Crash:
-            monkeypatch.undo()
-            Run.open(run.folder.path).execute()
-            assert outcome(RunFolder(run.folder.path)) == truth, f"killed before write {at}"
-            assert check(RunFolder(run.folder.path)).findings == []
-        else:
-            break
-    assert at > 10
+    with kept_before_every_write(run.folder.path, tmp_path / "killed") as kept:
+        run.execute()
+    truth = outcome(run.folder)
+    assert len(kept) > 10
+    for folder in kept[first::step]:
+        killed = Run.open(folder)
+        killed.use(run.world(0))
+        killed.execute()
+        assert outcome(RunFolder(folder)) == truth, f"killed before write {folder.name}"
+        assert check(RunFolder(folder)).findings == []

@@ -15,9 +15,11 @@ engines      sequential and batched agree in float64
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -68,6 +70,7 @@ def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[CheckedClaim
         register(kind)
     served = [scope for scope in sorted(kind.scopes) if not (issubclass(kind, Central) and scope == "client")]
     for scope in served:
+        tried = _Tried(kind, scope, sets)
         for name, claim in (
             ("runs", _runs),
             ("touches forgotten rows only if its needs say so", _keeps_to_its_needs),
@@ -75,15 +78,15 @@ def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[CheckedClaim
             ("is counted by the ledger", _is_counted),
             ("is the same on both engines", _same_on_engines),
         ):
-            yield _claimed(f"{name} ({scope})", claim, kind, scope, sets)
+            yield _claimed(f"{name} ({scope})", claim, tried)
     for scope in served[:1]:  # what becomes of histories does not depend on who leaves
-        yield _claimed(f"keeps what its lineage promises ({scope})", _keeps_its_lineage, kind, scope, sets)
+        yield _claimed(f"keeps what its lineage promises ({scope})", _keeps_its_lineage, _Tried(kind, scope, sets))
 
 
-def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> CheckedClaim:
+def _claimed(name: str, claim: Callable[[_Tried], str], tried: _Tried) -> CheckedClaim:
     try:
         with drawn_from(_repeatable):
-            return CheckedClaim(name, True, claim(kind, scope, sets))
+            return CheckedClaim(name, True, claim(tried))
     except (AssertionError, UnfedError) as error:
         return CheckedClaim(name, False, str(error))
     except Exception as error:  # a method under test may do anything
@@ -143,17 +146,31 @@ def _config(kind: type[Method], scope: str, sets: Sequence[str], engine: str = "
     return Config.parse(raw, sets)
 
 
-def _executed(config: Config, spy: Spy | None = None) -> tuple[Run, Params, Mapping[str, Any]]:
-    """The run, the method's model, its last line."""
+@dataclass(frozen=True)
+class _Tried:
+    """A method on one scope, run once for all claims that look at a plain run of it."""
+
+    kind: type[Method]
+    scope: str
+    sets: Sequence[str]
+
+    @cached_property
+    def seen(self) -> tuple[Run, Params, Mapping[str, Any], Spy]:
+        """The run, the method's model, its last line, and what an onlooker saw."""
+        spy = Spy()
+        return *_executed(_config(self.kind, self.scope, self.sets), spy), spy
+
+
+def _executed(config: Config, watch: QuietWatch) -> tuple[Run, Params, Mapping[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(config, Path(folder, "run"))
-        run.execute(spy)
+        run.execute(watch)
         job = Job(0, "check", config.methods.run[0])
         return run, run.folder.load_model(job), [line for line in run.lines() if line["method"] == job.label][-1]
 
 
-def _runs(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
-    run, params, line = _executed(_config(kind, scope, sets))
+def _runs(tried: _Tried) -> str:
+    run, params, line, _ = tried.seen
     like = run.world(0).template.like
     assert list(params) == list(like), "its model has other tensors than the architecture"
     bad = [name for name, t in params.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
@@ -161,59 +178,43 @@ def _runs(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
     return f"{line['round']} rounds, test accuracy {line['test']:.1f} %"
 
 
-def _keeps_to_its_needs(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
-    spy = Spy()
-    run, _, _ = _executed(_config(kind, scope, sets), spy)
+def _keeps_to_its_needs(tried: _Tried) -> str:
+    run, _, _, spy = tried.seen
     clients = run.world(0).scoped(run.config.requests())
     forgotten = {int(row) for c in clients.values() for row in c.rows[c.forget].tolist()}
     touched = forgotten & spy.trained_rows
-    if "forget" in kind.needs:
+    if "forget" in tried.kind.needs:
         return f"its needs say forget; it touched {len(touched)} of {len(forgotten)} forgotten rows"
     assert not touched, f"it trained on {len(touched)} forgotten rows, but its needs do not say forget"
     return f"none of {len(forgotten)} forgotten rows was touched"
 
 
-def _resumes(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
-    config = _config(kind, scope, sets)
-    _, truth, _ = _executed(config)
-    stops = 0
-    while True:
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run.create(config, Path(folder, "run"))
-            if not _stopped_at(run, kind.name, stops):
-                return f"stopped after each of {stops} saves"
-            again = Run.open(run.folder.path)
+def _resumes(tried: _Tried) -> str:
+    name = tried.kind.name
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(_config(tried.kind, tried.scope, tried.sets), Path(folder, "run"))
+        copying = _Copying(run.folder.path, name)
+        run.execute(copying)
+        truth = run.folder.load_model(Job(0, "check", name))
+        for number, copy in enumerate(copying.copies, 1):
+            again = Run.open(copy)
             again.execute()
-            model = again.folder.load_model(Job(0, "check", kind.name))
+            model = again.folder.load_model(Job(0, "check", name))
             unequal = [name for name, t in truth.items() if not torch.equal(t, model[name])]
-            assert not unequal, f"stopped after save {stops + 1} it ends with another {unequal[0]!r}"
-        stops += 1
+            assert not unequal, f"stopped after save {number} it ends with another {unequal[0]!r}"
+        return f"stopped after each of {len(copying.copies)} saves"
 
 
-class _Stop(Exception):
-    pass
+class _Copying(QuietWatch):
+    """Keeps the folder as it is just after every save of a method's state: what is left of a run that stops there."""
 
-
-class _Stopping(QuietWatch):
-    """Ends the run just after the number-th save of a method's state."""
-
-    def __init__(self, label: str, number: int) -> None:
-        self._label, self._left = label, number
+    def __init__(self, folder: Path, label: str) -> None:
+        self._folder, self._label = folder, label
+        self.copies: list[Path] = []
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         if job.label == self._label:
-            if self._left == 0:
-                raise _Stop
-            self._left -= 1
-
-
-def _stopped_at(run: Run, label: str, number: int) -> bool:
-    """Run until just after the number-th save of the method's state; False if there are not so many."""
-    try:
-        run.execute(_Stopping(label, number))
-    except _Stop:
-        return True
-    return False
+            self.copies.append(shutil.copytree(self._folder, self._folder.with_name(f"copy-{len(self.copies)}")))
 
 
 class _Seeing(QuietWatch):
@@ -232,13 +233,14 @@ class _Seeing(QuietWatch):
             self.begun, self.histories = self.begun or state, histories
 
 
-def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+def _keeps_its_lineage(tried: _Tried) -> str:
+    kind, scope = tried.kind, tried.scope
     if kind.lineage == "ends":
         return "it promises nothing, so FUKD and PGD are refused after it"
     if issubclass(kind, Central):
         return "not looked at: one place that holds all data records nothing"
     recorded = sorted({"fukd", "pgd", *([kind.name] if "history" in kind.needs else [])})
-    config = _config(kind, scope, ("request=[]", f"training.record={recorded}", *sets))
+    config = _config(kind, scope, ("request=[]", f"training.record={recorded}", *tried.sets))
     method = config.method(kind.name)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(config, Path(folder, "run"))
@@ -265,9 +267,8 @@ def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> s
         return f"the recorded updates lead to its model, to {worst:.0e}"
 
 
-def _is_counted(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
-    spy = Spy()
-    run, _, line = _executed(_config(kind, scope, sets), spy)
+def _is_counted(tried: _Tried) -> str:
+    run, _, line, spy = tried.seen
     forward = run.world(0).forward_flops
     flops = forward if isinstance(forward, str) else forward * spy.work
     counted = line["flops"] == flops if isinstance(flops, str) else line["flops"] >= flops
@@ -280,9 +281,9 @@ def _is_counted(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
     return f"{line['wire_bytes']:,} bytes, {line['flops']:,} FLOPs"
 
 
-def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
-    _, slow, _ = _executed(_config(kind, scope, sets))
-    _, fast, _ = _executed(_config(kind, scope, sets, "batched"))
+def _same_on_engines(tried: _Tried) -> str:
+    _, slow, _, _ = tried.seen
+    _, fast, _ = _executed(_config(tried.kind, tried.scope, tried.sets, "batched"), QuietWatch())
     worst = max(float((slow[n] - fast[n]).abs().max()) for n in slow if slow[n].is_floating_point())
     assert worst < 1e-9, f"they differ by {worst:.1e}"
     return f"largest difference {worst:.1e}"
