@@ -52,10 +52,10 @@ unfed.plot(run, "gap-by-flops")
 # %% [markdown]
 # ## The next request
 # That was a comparison: the model in force is still the one before it. Now client 3 asks for real. NoT runs for
-# ten rounds, a gate looks at what came out, and only then the new model is in force.
+# twenty rounds, a gate looks at what came out, and only then the new model is in force.
 
 # %%
-run.forget(unfed.Request("client-3-leaves", clients=("3",)), "not", until=10)
+run.forget(unfed.Request("client-3-leaves", clients=("3",)), "not", until=20)
 for request in run.info()["requests"]:
     print(request["id"], "·", request.get("standing") or "compared")
 

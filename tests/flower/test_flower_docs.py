@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
 SMALL = (
     "partition.clients=4; model.name=cnn-tiny; training.rounds=2; unlearning.rounds=2; training.batch=64;"
-    " training.lr=0.02; engine.precision=float64; evaluation.attack=false"
+    " training.lr=0.02; engine.precision=float64; evaluation.attack=false; gate.max_drop=100"
 )
 
 

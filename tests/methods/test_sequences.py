@@ -321,6 +321,7 @@ STORY = {
     "training": {"rounds": 12, "batch": 16, "lr": 0.05},
     "methods": {"run": []},
     "evaluation": {"attack": False, "samples": False, "every": 100},
+    "gate": {"max_drop": 100.0},  # of what use the models are is asked below
 }
 
 
