@@ -50,11 +50,11 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World, process_as_before
 
 FEDERATED: dict[str, tuple[str, ...]] = {
-    **{name: ("client", "class", "instance") for name in ("retrain", "ft", "not", "sealed", "mode", "nr-freeze")},
+    **dict.fromkeys(("retrain", "ft", "not", "sealed", "led", "mode", "nr-freeze"), ("client", "class", "instance")),
     **{name: ("client",) for name in ("federaser", "fukd", "pgd", "fcu")},
 }
 """Methods of a federation, and the scopes they serve."""
-CENTRAL = ("retrain", "ft", "not", "sealed", "randl", "ga", "badt", "l1-sparse", "ssd", "salun")
+CENTRAL = ("retrain", "ft", "not", "sealed", "led", "randl", "ga", "badt", "l1-sparse", "ssd", "salun")
 """Methods where one place holds all data; they serve classes and samples."""
 
 WAYS = {

@@ -23,7 +23,8 @@ from unfed.data import ClientData, load
 from unfed.engines import Sequential
 from unfed.errors import UnfedError
 from unfed.federation.schedule import Schedule, Settings
-from unfed.federation.server import OPTIMISER, JobServer, Members, Setup
+from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.state import OPTIMISER
 from unfed.methods import (
     BadTeacher,
     FineTune,

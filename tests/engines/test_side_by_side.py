@@ -52,13 +52,13 @@ def assert_equal(alone: Sequence[Params], found: Sequence[Params]) -> None:
             torch.testing.assert_close(other[name], one[name], rtol=1e-9, atol=1e-9)
 
 
-FAST = ["fcu", "pgd"]  # phases in turn and context · history, replay and a ball
+FAST = ["fcu", "led", "pgd"]  # phases in turn and context · history, replay and a ball
 
 
 @pytest.mark.parametrize("label", [*FAST, *slow(*(label for label in METHODS if label not in FAST))])
 def test_every_method_side_by_side_is_the_method_alone(small: Small, label: str) -> None:
     world = simulated(small(*DOUBLE), 0)
-    method = METHODS[label]().on("cnn-tiny")
+    method = METHODS[label](**({"teacher_rounds": 1} if label == "led" else {})).on("cnn-tiny")
     if not method.serves("client") or method.seals:
         pytest.skip("it takes no such request, or draws what nobody keeps")
 

@@ -21,7 +21,7 @@ from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.federation.server import OPTIMISER
+from unfed.federation.state import OPTIMISER
 from unfed.folder import carriers, handed_out
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge

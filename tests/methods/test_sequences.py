@@ -332,7 +332,7 @@ def number(value: Value) -> float:
 
 
 def test_whoever_claims_that_it_lasts_is_tried_below() -> None:
-    assert {name for name, kind in METHODS.items() if kind.lasts} == {"retrain", "sealed"}
+    assert {name for name, kind in METHODS.items() if kind.lasts} == {"led", "retrain", "sealed"}
 
 
 @pytest.fixture(scope="module")
@@ -342,13 +342,14 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["sealed", *slow("retrain")])
+@pytest.mark.parametrize("method", ["sealed", *slow("retrain", "led")])
 def test_five_requests_in_a_row_stay_forgotten(five: Path, tmp_path: Path, method: str) -> None:
     run = Run.open(shutil.copytree(five, tmp_path / "run"))
     planted = number(run.lines()[-1]["backdoor"])
     assert planted > 50, "there is something to forget"
     for i, request in enumerate(FIVE):
-        run.forget(request, method, until=8)
+        two_steps = RequestOptions({"teacher_rounds": 6})
+        run.forget(request, method, *((20, None, None, None, two_steps) if method == "led" else (8,)))
         line = [x for x in run.lines() if x["request"] == request.id][-1]
         assert number(line["backdoor"]) < planted / 4, f"client 0 is back after request {request.id}"
         assert number(line["test"]) > 60, "and the model is of use"

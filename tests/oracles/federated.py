@@ -86,6 +86,48 @@ def nr_freeze(fed: Federation, theta: Model, layers: Sequence[str]) -> Iterator[
         model = mean(models, fed.rows("retain"))
 
 
+# --- Led --------------------------------------------------------------------------------------------------------------
+
+
+def bare_of(rows: Tensor, f: Tensor) -> Tensor:
+    """Features without what lies along these rows, by Gram and Schmidt."""
+    basis: list[Tensor] = []
+    for row in rows:
+        for earlier in basis:
+            row = row - (earlier @ row) * earlier
+        basis.append(row / row.norm())
+    for one in basis:
+        f = f - (f @ one)[:, None] * one
+    return f
+
+
+def led_round(fed: Federation, model: Model, teacher: Model, round: int, weight: float, away: Sequence[int]) -> Model:
+    """One round of who stays: the label's loss, and how far features point away from the teacher's."""
+
+    def loss(net: Any, step: Step) -> Tensor:
+        guide = net_of(teacher).eval()
+        with torch.no_grad():
+            taught = bare_of(teacher["head.weight"][list(away)], guide.features(step.x))
+        f = net.features(step.x)
+        log_p = net.head(f).log_softmax(1)
+        apart = [1 - (a @ b) / (a.norm() * b.norm()) for a, b in zip(f, taught, strict=True)]
+        rows = [weight * apart[i] - log_p[i, label] for i, label in enumerate(step.y.tolist())]
+        return torch.stack(rows).mean()
+
+    return fedavg(fed, model, round, loss=loss)
+
+
+def led(
+    fed: Federation, teacher: Model, rounds: int, weight: float, first: int = 1, away: Sequence[int] = ()
+) -> Iterator[Model]:
+    """A fresh model, led for some rounds, then the others alone."""
+    model = fed.draws.fresh("init")
+    for round in range(first, first + rounds):
+        yield model
+        model = led_round(fed, model, teacher, round, weight, away)
+    yield from recovery(fed, model, first + rounds)
+
+
 # --- Sealed -----------------------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ from unfed.data import Request
 from unfed.engines import Batched
 from unfed.engines.sequential import Sequential
 from unfed.federation.schedule import Schedule
-from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, MoDE, NoT, Retrain, Sealed
+from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, Led, MoDE, NoT, Retrain, Sealed
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params
 
@@ -109,6 +109,53 @@ def test_nr_freeze_holds_every_chosen_layer_negated_and_starts_all_else_afresh(l
     same_way(NRFreeze(layers=layers), serve(who, THETA), twin, 2)
     found = floats(after(NRFreeze(layers=layers), serve(who, THETA), 2).params)
     assert [n for n, t in found.items() if torch.equal(t, -THETA[n])] == list(layers)
+
+
+# --- Led --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_model_is_led_by_the_old_ones_features_and_then_left_alone() -> None:
+    who = gone(*LEAVING)
+    twin = twins.led(plainly(who), floats(THETA), 2, 3.0)
+    same_way(Led("model", weight=3.0, led=2), serve(who, THETA), twin, 3)
+
+
+@pytest.mark.parametrize("away", [(1,), (0, 2)])
+def test_classes_that_leave_are_taken_out_of_the_teachers_features(away: tuple[int, ...]) -> None:
+    who = clients(a=[0, 3], b=range(9))
+    method = Led("model").for_requests([Request("r", classes=away)])
+    seen = same_way(method, serve(who, THETA), twins.led(plainly(who), floats(THETA), 2, 10.0, away=away), 2)
+    assert differ(seen[1], next(islice(twins.led(plainly(who), floats(THETA), 2, 10.0), 1, None)))
+
+
+def test_nots_model_is_the_teacher_of_the_second_step() -> None:
+    who, fed = gone(*LEAVING), plainly(gone(*LEAVING))
+    server, method = serve(who, THETA, schedule=Schedule("one-cycle"), rounds=5), Led(teacher_rounds=2, led=2)
+    found = list(islice(states(method, server), 6))
+    cleaned = floats(THETA) | {"conv.weight": -THETA["conv.weight"]}
+    for round, rate in ((1, 1.0), (2, 0.02)):  # a cycle of two rounds
+        cleaned = fedavg(fed, cleaned, round, lr=rate * fed.lr)
+        agree(found[round].params, fed.draws.fresh("init"))
+        agree(found[round].tensors["teacher"], cleaned)
+        assert not found[round].model
+    expected = fed.draws.fresh("init")
+    for round, rate in ((3, 1.0), (4, 1 - 0.98 / 2), (5, 0.02)):  # and one of three
+        slower = replace(fed, lr=rate * fed.lr)
+        led = twins.led_round(slower, expected, cleaned, round, 10.0, ())
+        expected = led if round < 5 else fedavg(slower, expected, round)
+        agree(found[round].params, expected, 1e-8)
+        assert found[round].model and ("teacher" in found[round].tensors) == (round < 5)
+
+
+def test_led_by_nothing_is_retrain_and_a_teacher_of_zeros_does_no_harm() -> None:
+    who = gone(*LEAVING)
+    agree(
+        after(Led("model", weight=0.0), serve(who, THETA), 2).params,
+        floats(after(Retrain(), serve(who, THETA), 2).params),
+    )
+    nothing = {n: torch.zeros_like(t) if n.startswith("body.") else t for n, t in THETA.items()}
+    found = after(Led("model"), serve(who, nothing), 2).params
+    agree(found, floats(after(Retrain(), serve(who, nothing), 2).params))
 
 
 # --- Sealed -----------------------------------------------------------------------------------------------------------

@@ -141,6 +141,30 @@ def distil(net: Net, batch: Batch, models: Models, temperature: float = 3.0) -> 
     return temperature**2 * _terms(taught.exp(), taught, own).sum(-1)
 
 
+@objective("led", forwards=1, draws=False)
+def led(net: Net, batch: Batch, models: Models, weight: float = 10.0, away: str = "") -> Tensor:
+    """−log softmax(z)_y + w · (1 − cos(f, f_T)), the teacher T frozen in eval mode (Led).
+
+    Where classes leave, `away` names the teacher's matrix V of orthonormal rows: f_T ← f_T − Vᵀ V f_T.
+    """
+    with torch.no_grad():
+        taught = models["teacher"].features(batch.x).flatten(1)
+        if away:
+            rows = models.tensors("teacher")[away]
+            taught = taught - taught @ rows.T @ rows
+    logits, own = net.with_features(batch.x)
+    return F.cross_entropy(logits, batch.y, reduction="none") + weight * (1 - _cosine(own.flatten(1), taught))
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of each row of a with that of b; 0 where one of them is zero.
+
+    Written out, because `F.cosine_similarity` cannot be compiled inside a step. The squares are bounded before the
+    root, so that a row of zeros has no gradient in place of NaN.
+    """
+    return (a * b).sum(1) / ((a * a).sum(1).clamp_min(1e-24) * (b * b).sum(1).clamp_min(1e-24)).sqrt()
+
+
 def _terms(q: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
     """q · (log q − log p), and 0 where q is 0: the summands of KL(q ‖ p).
 

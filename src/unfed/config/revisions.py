@@ -21,6 +21,7 @@ METHODS: dict[str, int] = {
     "mode": 2,  # plain SGD in φ and the guidance
     "fcu": 2,  # a parameter without a gradient rests
     "sealed": 1,
+    "led": 1,
 }
 FOR_A_CLASS = {"sealed": 2}  # the head is drawn too
 """Of runs in which a class leaves: methods that were revised for these alone."""

@@ -49,8 +49,8 @@ class Server(Protocol):
     def plan(self, round: int, *phases: Phase, keep: bool = False) -> Plan:
         """The plan of round r; without phases the base phase at the round's learning rate."""
 
-    def scheduled(self, phase: Phase, round: int) -> Phase:
-        """The phase at the learning rate of round r."""
+    def scheduled(self, phase: Phase, round: int, stage: Sequence[int | None] = (0, None)) -> Phase:
+        """The phase at the learning rate of round r, where the schedule goes over these rounds."""
 
     def init(self, purpose: str = "init") -> Params:
         """A fresh random initialisation, a function of this job's seed."""
@@ -91,7 +91,14 @@ class Server(Protocol):
     def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
         """One round: train, then average."""
 
-    def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
+    def advance(
+        self,
+        state: State,
+        clients: Sequence[str],
+        *phases: Phase,
+        context: Context | None = None,
+        transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
+    ) -> State:
         """One round further.
 
         These clients run these phases (without any, the base phase) at the round's rate.

@@ -29,14 +29,10 @@ from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.robust import Lengths, Usual, kind_of
 from unfed.federation.schedule import Settings
-from unfed.federation.state import State
+from unfed.federation.state import OPTIMISER, STAGE, State
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.params import Params, tensor_bytes
-
-# Where a state carries the optimiser of a centralised run.
-OPTIMISER = "optimiser"
-
 
 AsItWas = Callable[[Sequence[Mapping[str, Any]]], Engine]
 """Who reaches the clients as they were under these requests (as JSON), to repeat a round that is over."""
@@ -143,9 +139,10 @@ class JobServer:
         """The plan of round r; without phases the base phase at the round's learning rate."""
         return Plan(self.seed, round, phases or (self.scheduled(self.base, round),), keep)
 
-    def scheduled(self, phase: Phase, round: int) -> Phase:
-        """The phase at the learning rate of round r."""
-        rate = self.settings.schedule.rate(phase.optimiser.lr, round, self.settings.rounds)
+    def scheduled(self, phase: Phase, round: int, stage: Sequence[int | None] = (0, None)) -> Phase:
+        """The phase at the learning rate of round r, where the schedule goes over these rounds."""
+        first, last = stage[0] or 0, stage[1] or self.settings.rounds
+        rate = self.settings.schedule.rate(phase.optimiser.lr, round - first, last - first)
         return phase.with_optimiser(lr=rate)
 
     def init(self, purpose: str = "init") -> Params:
@@ -317,17 +314,25 @@ class JobServer:
         """The round of Algorithm 1, lines 11 to 14: FedAvg over the retained data of those who take part."""
         return self.advance(state, self.participants(state.round + 1, self.retained))
 
-    def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
+    def advance(
+        self,
+        state: State,
+        clients: Sequence[str],
+        *phases: Phase,
+        context: Context | None = None,
+        transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
+    ) -> State:
         """One round further.
 
         These clients run these phases (without any, the base phase) at the round's rate.
         """
-        r = state.round + 1
-        scheduled = tuple(self.scheduled(phase, r) for phase in phases)
+        r, stage = state.round + 1, state.numbers.get(STAGE, (0, None))
+        scheduled = tuple(self.scheduled(phase, r, stage) for phase in phases or (self.base,))
         plan = self.plan(r, *scheduled, keep=self.settings.keep)
         if not self.settings.keep:
             robust, start = self.settings.robust, state.params
-            updates, factors = robust.entering(start, self._in_order([*self.train(plan, start, clients, context)]))
+            answers = self.train(plan, start, clients, context, transfer=transfer)
+            updates, factors = robust.entering(start, self._in_order(answers))
             if not context:  # a round with context could not be repeated from its plan alone
                 self._record(plan, start, updates, factors)
             return replace(state, params=self._combined(start, updates), round=r)

@@ -13,6 +13,11 @@ from unfed.errors import Refused
 from unfed.federation.aggregate import all_finite
 from unfed.model.params import Params
 
+OPTIMISER = "optimiser"
+"""Where a state carries the optimiser of a centralised run."""
+STAGE = "stage"
+"""Where it says between which rounds the schedule goes, [after, up to], for a method of several stages."""
+
 
 @dataclass(frozen=True)
 class State:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.federation.server import OPTIMISER
+from unfed.federation.state import OPTIMISER
 from unfed.folder import findings as studies
 from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
 from unfed.folder.histories import HISTORY, HistoryLog

@@ -9,6 +9,7 @@ from unfed.methods.finetune import FineTune
 from unfed.methods.fukd import FUKD
 from unfed.methods.ga import GradientAscent
 from unfed.methods.l1_sparse import L1Sparse
+from unfed.methods.led import Led
 from unfed.methods.mode import MoDE
 from unfed.methods.not_ import NoT
 from unfed.methods.pgd import PGD
@@ -29,6 +30,7 @@ __all__ = [
     "FineTune",
     "GradientAscent",
     "L1Sparse",
+    "Led",
     "Method",
     "MoDE",
     "NoT",

@@ -24,6 +24,9 @@ from unfed.model.keyed import FUNCTIONAL_KEY, FunctionalDropout, KeyedAttention,
 from unfed.model.networks import head_of
 from unfed.model.params import Params, params_of, trainable_names
 
+Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""What a module is called with, by place and by name."""
+
 
 class Net:
     """A template with its tensors put in: what an objective calls."""
@@ -42,6 +45,11 @@ class Net:
     def features(self, x: Tensor) -> Tensor:
         """What enters the head (and the head's dropout)."""
         return self._template.run(self.tensors, x, self.training, features=True, half=self._half)
+
+    def with_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and what enters the head, by one pass."""
+        found = self.features(x)
+        return self._template.head(self.tensors, found, self.training, half=self._half), found
 
 
 class Template:
@@ -125,24 +133,54 @@ class Template:
         if features:
             module, known = self._body(training)
             call = {name: t for name, t in tensors.items() if name in known or name == FUNCTIONAL_KEY}
-        if half and self.autocast is not None:
-            with torch.autocast(x.device.type, self.autocast):
-                return self._call(module, call, x, training).to(_floating(tensors))
-        return self._call(module, call, x, training)
+        return self._cast(module, call, self._arguments(x), training, _floating(tensors) if half else None)
 
-    def _call(self, module: nn.Module, tensors: Params, x: Tensor, training: bool) -> Tensor:
+    def head(self, tensors: Params, features: Tensor, training: bool, half: bool = False) -> Tensor:
+        """The logits that the head makes of features."""
+        name = self._named_head()
+        module = (self._trainer if training else self._evaluator).get_submodule(name)
+        call = {n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")}
+        call |= {FUNCTIONAL_KEY: tensors[FUNCTIONAL_KEY]} if FUNCTIONAL_KEY in tensors else {}
+        return self._cast(module, call, ((features,), {}), training, _floating(tensors) if half else None)
+
+    def check_head(self) -> None:
+        """Refuse a model that does not end in its head, or whose head shares weights with another layer."""
+        name, x = self._named_head(), self.blank(2)
+        tied = [n for n, _ in self.module.get_submodule(name).named_parameters() if f"{name}.{n}" not in self.like]
+        with torch.no_grad():
+            logits, _ = self.bind(self.like).with_features(x)
+            if tied or not torch.allclose(logits, self.bind(self.like)(x), atol=1e-4):
+                raise UnfedError(
+                    f"The model does not end in its head {name!r}, or shares the head's weights with another layer;"
+                    " use retrain or sealed."
+                )
+
+    def _named_head(self) -> str:
+        self._head = self._head or head_of(self._evaluator)
+        return self._head
+
+    def _cast(
+        self, module: nn.Module, call: Params, given: Arguments, training: bool, half: torch.dtype | None
+    ) -> Tensor:
+        """What the module gives, computed in the training's type and returned in `half`, if given."""
+        if half is not None and self.autocast is not None:
+            with torch.autocast(self.device.type, self.autocast):
+                return self._call(module, call, given, training).to(half)
+        return self._call(module, call, given, training)
+
+    def _call(self, module: nn.Module, tensors: Params, given: Arguments, training: bool) -> Tensor:
         if training and self._functional_dropout:
             key = tensors[FUNCTIONAL_KEY]
             tensors = {name: t for name, t in tensors.items() if name != FUNCTIONAL_KEY}
             with FunctionalDropout(key):
-                return logits_in(functional_call(module, tensors, *self._arguments(x)))
+                return logits_in(functional_call(module, tensors, *given))
         if torch.compiler.is_compiling():
-            return logits_in(functional_call(module, tensors, *self._arguments(x)))
+            return logits_in(functional_call(module, tensors, *given))
         if id(module) not in self._slots:
             self._slots[id(module)] = _Slots(module)
-        return logits_in(self._slots[id(module)](tensors, *self._arguments(x)))
+        return logits_in(self._slots[id(module)](tensors, *given))
 
-    def _arguments(self, x: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _arguments(self, x: Tensor) -> Arguments:
         """What the module is called with, by place and by name."""
         return ((x,), {}) if self.inputs is None else self.inputs.arguments(x)
 
@@ -158,9 +196,8 @@ class Template:
         It needs no hooks, so it works under vmap and compile.
         """
         if training not in self._bodies:
-            self._head = self._head or head_of(self._evaluator)
             body = copy.deepcopy(self._trainer if training else self._evaluator)
-            parent, _, child = self._head.rpartition(".")
+            parent, _, child = self._named_head().rpartition(".")
             setattr(body.get_submodule(parent), child, nn.Identity())
             names = dict(body.named_parameters()) | dict(body.named_buffers())
             self._bodies[training] = body, frozenset(names)

@@ -31,6 +31,7 @@ NAMES = {
     "ft": "FT",
     "not": "NoT",
     "sealed": "Sealed",
+    "led": "Led",
     "federaser": "FedEraser",
     "fukd": "FUKD",
     "pgd": "PGD",
