@@ -11,14 +11,13 @@ import json
 import sys
 from pathlib import Path
 
-from unfed.report import figures as pictures
-from unfed.report.figures import styles
+from unfed.report import figures
+from unfed.report.views import JudgedPopulation
 
 
 def main(record: Path, prefix: str) -> None:
-    judged = json.loads(record.read_text(encoding="utf-8"))
-    numbers = styles(list(judged["methods"]))
-    drawn = [pictures.distributions(judged, numbers, "margins"), pictures.roc(judged, numbers, "roc")]
+    judged = JudgedPopulation.of(json.loads(record.read_text(encoding="utf-8")))
+    drawn = [figures.distributions(judged, "margins"), figures.roc(judged, "roc")]
     for one in drawn:
         if one is not None:
             path = Path(f"{prefix}-{one.name}.svg")

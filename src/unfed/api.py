@@ -23,7 +23,7 @@ from unfed.model.networks import reset
 from unfed.model.params import Params, load_into, params_of
 from unfed.model.perturb import negate as negated
 from unfed.model.tensor_table import WEIGHTS, table_of
-from unfed.report import Row, rows
+from unfed.report import Row, RunInfo, rows
 from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
 
@@ -145,7 +145,7 @@ def write_report(run: Run | str | Path, path: str | Path | None = None, rule: st
 
     run = _run(run)
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    page = render(info_of(run), run.lines(), rule=rule).encode()
+    page = render(RunInfo.of(info_of(run)), run.lines(), rule=rule).encode()
     if path is None:
         storage.sweep_dead(run.folder.path.iterdir())
     hand_out(run.folder, "report", target, page)
@@ -161,7 +161,7 @@ def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Pic
     from unfed.report import figures  # matplotlib is slow to import
 
     opened = _run(run)
-    return figures.one(figures.pictures(opened.info(), opened.lines(), rule), what)
+    return figures.one(figures.pictures(RunInfo.of(opened.info()), opened.lines(), rule), what)
 
 
 def compared(folders: Sequence[str | Path]) -> list[Compared]:
@@ -173,7 +173,7 @@ def compared(folders: Sequence[str | Path]) -> list[Compared]:
     paths = [Path(folder) for folder in folders]
     names = names_of(paths)
     runs = [Run.open(path) for path in paths]  # all of them first: a folder that is no run is found at once
-    return [Compared(name, info_of(run), run.lines()) for name, run in zip(names, runs, strict=True)]
+    return [Compared(name, RunInfo.of(info_of(run)), run.lines()) for name, run in zip(names, runs, strict=True)]
 
 
 def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", rule: str = "best-gap") -> Path:

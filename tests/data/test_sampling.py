@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pages import plain, render, sentence
 from test_rules import line
 from unfed.measures.attacks import membership_inference
 from unfed.measures.metrics import accuracy_error, attack_error
-from unfed.report import html, ranking, tables
+from unfed.report import ranking, tables
 from unfed.report.rules import Row, rows
-from unfed.report.sentences import sentence
 
 ROWS = {"retain": 400, "forget": 40, "test": 1000}
 NO_BACKDOOR = "not measured: no client was poisoned"
@@ -27,7 +27,7 @@ def last(method: str, *metrics: float | str, **more: Any) -> Any:
 
 
 def marked(found: list[Row]) -> list[str]:
-    return [cells[0] for cells in tables.plain(found)[1] if "★" in str(cells)]
+    return [cells[0] for cells in plain(found)[1] if "★" in str(cells)]
 
 
 @pytest.mark.parametrize("lead", [0.0, 1.0])
@@ -112,10 +112,10 @@ def test_where_more_than_half_would_be_marked_nobody_is_and_a_sentence_names_the
     assert marked(found) == []
     assert tables.star(found) == "No ★: more than half of the methods share the smallest average gap"
     written = tables.markdown(found)
-    assert f"- {said}" in written and "**" not in written and said in html.render({"name": "r"}, lines)
+    assert f"- {said}" in written and "**" not in written and said in render({"name": "r"}, lines)
     clear = [one | {"request": "r2", "rows": dict.fromkeys(ROWS, 40_000)} for one in lines]
     both = rows([*lines, *clear], "last")
-    assert f"For r1, {said}" in tables.by_chance(both) and {*marked(both)} == {"r2"}
+    assert f"r1: {said}" in tables.by_chance(both) and {*marked(both)} == {"r2"}
     assert tables.star(both).endswith("two standard errors of it; none where that is more than half of the methods")
     assert marked(rows(lines[:3], "last")) == ["FT"], "one method alone is no crowd"
 
@@ -128,13 +128,11 @@ def test_doing_nothing_that_is_as_near_as_can_be_told_is_named() -> None:
     assert said not in tables.by_chance(rows(far, "last"))
 
 
-def test_methods_that_rows_do_not_tell_apart_share_the_first_place_and_nobody_came_closest() -> None:
+def test_methods_that_rows_do_not_tell_apart_share_the_first_place() -> None:
     off = {"ft": 51, "not": 53, "pgd": 52, "mode": 54}
     lines = [last("retrain", 90, 50, 80, 50), *(last(method, 90, forget, 80, 50) for method, forget in off.items())]
     found = rows(lines, "last")
     assert [place for place, _, _ in dict(ranking.orders(found))["Smallest average gap to Retrain"]] == [1, 1, 1, 1]
-    said = "By their average gap to Retrain, from 0.25 to 1.00, these seeds and rows do not tell the methods apart."
-    assert ranking.words(found)[0] == said
 
 
 @pytest.mark.parametrize(("rows_", "verdict"), [(3, "not measured"), (10, "not measured"), (12, "taken out")])
@@ -211,5 +209,5 @@ def test_a_request_that_takes_out_other_rows_in_each_seed_says_so() -> None:
     lines = [last("not", 90, 40, 80, 50, seed=seed, rows=ROWS | {"forget": 46 + seed}) for seed in (0, 1)]
     run = {"name": "r", "requests": [{**REQUEST, "forgotten_rows": 46}], "seeds": [0, 1]}
     for shown, told in ((lines, "46 to 47 training samples, by seed"), (lines[:1], "46 training samples")):
-        page = html.render(run, shown)
+        page = render(run, shown)
         assert f"The request covers {told}." in page and f"Client 3, {told}<" in page

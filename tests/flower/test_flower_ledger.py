@@ -155,7 +155,7 @@ def test_the_page_says_what_an_app_cannot_give(tmp_path: Path) -> None:
     unlearned(tmp_path / "e")
     page = ReadLedger(tmp_path / "e").page()
     assert "What the app measures" in page and "The node of client 0 was asked in none of the 2 rounds" in page
-    assert "Messages to who left, with its leave, to measure a model: 0." in page
+    assert "Messages to clients that left, with their leave, to measure a model: 0." in page
     assert "not measured: the leaver gave no leave to be asked" in page
     assert "<td>the clients that stay</td><td>1</td><td>1</td>" in page
 
@@ -193,7 +193,7 @@ def test_what_the_leaver_says_of_the_model_before_and_after_stands_on_the_page(t
     assert found.told[0]["leaver"] == {"0": {"num-examples": 2, "acc": 0.0}}
     assert [m.content.config_records["config"]["server-round"] for m in grid.asked(1000, "evaluate")] == [0, 1]
     page = found.page()
-    assert "with its leave, to measure a model: 2." in page and "Forget accuracy" not in page
+    assert "with their leave, to measure a model: 2." in page and "Forget accuracy" not in page
     assert "<td>client 0, which left, with its leave</td><td>1</td><td>0</td>" in page
 
 
@@ -250,7 +250,7 @@ def test_the_rounds_end_when_the_leaver_knows_its_rows_no_better_than_the_others
     told = [(one["leaver"]["0"]["acc"], one["evaluate"]["acc"]) for one in found.told]
     assert told == [(3.0, 0.0), (2.0, 1.0), (1.0, 2.0)] and found.finished == "forgotten"
     assert [len(grid.asked(1000, kind)) for kind in ("train", "evaluate")] == [0, 1 + 3]
-    assert "with its leave, to measure a model: 4." in found.page()
+    assert "with their leave, to measure a model: 4." in found.page()
 
 
 def test_a_goal_that_was_missed_leaves_the_request_owed_and_more_rounds_go_on(tmp_path: Path) -> None:

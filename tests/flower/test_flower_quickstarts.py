@@ -70,7 +70,7 @@ def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_bac
     assert probed is not None and probed["measured"].keys() >= {"unlearned", "before"}
     assert "unmeasured" not in found.told[-1]
     page = found.page()
-    assert "Can it be undone?" in page and f"with its leave, to measure a model: {measured}." in page
+    assert "Can it be undone?" in page and f"with their leave, to measure a model: {measured}." in page
 
 
 def test_a_class_leaves_and_the_nodes_themselves_say_how_many_rows_they_left_out(

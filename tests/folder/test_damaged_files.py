@@ -40,6 +40,7 @@ from unfed.paper.claims import trial
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, undo
+from unfed.report.views import JudgedPopulation, ProbeResult
 from unfed.requests import book as books
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
@@ -340,7 +341,7 @@ def results(home: Path) -> object:
 
 def undone(home: Path) -> object:
     found = undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
-    return found and undo.grid([found])
+    return found and undo.grid([ProbeResult.of(found)])
 
 
 def looked(home: Path) -> None:
@@ -359,7 +360,7 @@ def marked(home: Path) -> object:
 
 
 def sure(home: Path) -> object:
-    return [how_sure.view(one, "x") for one in of_judged(RunFolder(home / "run")).values()]
+    return [how_sure.grid(JudgedPopulation.of(one)) for one in of_judged(RunFolder(home / "run")).values()]
 
 
 def studied(home: Path) -> object:

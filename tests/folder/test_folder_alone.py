@@ -16,6 +16,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
+from unfed.report import RunInfo
 from unfed.report.html import config_text
 from unfed.runs.run import Run
 from worlds import Small
@@ -88,7 +89,7 @@ def test_a_kept_list_that_was_changed_is_refused(listed: Any, tmp_path: Path) ->
 
 def test_a_page_shows_where_a_list_was_read_and_not_who_is_on_it(listed: Any, tmp_path: Path) -> None:
     config, file = listed
-    shown = config_text({"config": config.to_json()})
+    shown = config_text(RunInfo.of({"config": config.to_json()}))
     assert "sha256" in shown and str(file) in shown and "client,position" not in shown
 
 

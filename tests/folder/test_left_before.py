@@ -313,7 +313,7 @@ def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -
     assert json.loads(said("status", where, "--json"))["requests"][-1]["left_by"] == ["half", "rest"]
     page = (where / "report.html").read_text()
     assert "Client 3 takes no further part" in page and "none: nothing was left to unlearn" in page
-    assert "is to be taken out" not in page and "Nobody was asked for anything." in page
+    assert "is to be taken out" not in page and "No client was asked for anything." in page
     assert "Client 3: the model in force" in page and "of the requests by which it had left deletes them" in page
     refused = said("probe", where, "--request", "client-3", code=2)
     assert "has no request 'client-3' that a method has served; it has half or rest" in refused

@@ -158,7 +158,7 @@ def test_a_share_of_few_rows_is_told_with_how_few_they_are(where: Path) -> None:
     told = said("forget", where, "--client", "3", *ONE_ROUND)
     entry = Run.open(where).queue.book.find("client-3")
     assert entry is not None and entry.again["two"]["rows"] == 2 and entry.again["client-1"]["rows"] > 10
-    few = "(these are 2 rows, of which each counts 50 points)"
+    few = "(of 2 rows)"
     for text in (told, " ".join((where / "report.html").read_text(encoding="utf-8").split())):
         assert text.count(few) == 1
 

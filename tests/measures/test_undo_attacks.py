@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pages import probes, undone
 from unfed.data import TensorSource, triggered
 from unfed.data.poison import Trigger
 from unfed.measures.camouflage import OwnTrigger
@@ -20,7 +21,7 @@ from unfed.measures.undo.lift import NO_CLASS, gaps, largest_lift
 from unfed.measures.undo.triggers import CLEAN, STAMPED, STOPS
 from unfed.model.functional import Template
 from unfed.model.params import Params, params_of
-from unfed.report.undo import comes_back, grid, sentence
+from unfed.report.undo import comes_back, grid
 
 
 class Straight(nn.Module):
@@ -230,20 +231,20 @@ def told(mine: float, retrain: float, known: float = 40.0) -> dict[str, Any]:
 
 
 def test_what_a_lift_brings_back_is_said_beside_retrain() -> None:
-    more, alike = [told(63.0, 35.0)], [told(36.0, 35.0)]
+    more, alike = probes(told(63.0, 35.0)), probes(told(36.0, 35.0))
     back = comes_back(more)
     assert back is not None and "63.0 % of the forgotten rows right again (Retrain, treated alike: 35.0 %)" in back
     assert comes_back(alike) is None
-    said = sentence(more)
+    said = undone(told(63.0, 35.0))
     assert "the class comes back to 63.0 % (Retrain: 35.0 %)" in said and said.endswith("can be brought back.")
     assert "the backdoor reaches 40.0 points (Retrain: 40.0 points)" in said
-    assert sentence(alike).endswith("no more than they find in Retrain.")
+    assert undone(told(36.0, 35.0)).endswith("no more than they find in Retrain.")
     for part in ("lift", "triggers"):
         reason = NO_CLASS if part == "lift" else "not tried"
         one = told(1.0, 1.0)
         for who in one["measured"].values():
             who[part] = {"reason": reason}
-        body, notes = grid([one])
+        body, notes = grid(probes(one))
         shown = [cells for title, cells in body if title.startswith("Class back by lift")]
         assert (shown == []) == (part == "lift"), "what the request gives no occasion for stands below the table"
         assert any(note.endswith(f"others lose 5 points: {reason}") for note in notes) == (part == "lift")

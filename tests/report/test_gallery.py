@@ -15,22 +15,27 @@ import pytest
 from matplotlib.colors import to_hex
 
 import unfed
+from pages import render
 from test_report import fake_run
 from unfed.errors import UnfedError
 from unfed.report import drawing, figures, tables
 from unfed.report.drawing import Picture
-from unfed.report.html import render
 from unfed.report.rules import rows, trajectories
 from unfed.report.tables import safe
+from unfed.report.views import RunInfo
 from unfed.runs.run import Run
 from worlds import Small
 
 pytestmark = pytest.mark.figures
 
 
+def pictures(run: Any, lines: Any) -> dict[str, Picture]:
+    return figures.pictures(RunInfo.of(run), lines)
+
+
 @pytest.fixture
 def drawn() -> dict[str, Picture]:
-    return figures.pictures(*fake_run())
+    return pictures(*fake_run())
 
 
 def test_everything_that_was_measured_is_drawn(drawn: dict[str, Picture]) -> None:
@@ -41,7 +46,7 @@ def test_everything_that_was_measured_is_drawn(drawn: dict[str, Picture]) -> Non
 
 def test_the_numbers_are_those_of_the_trajectory() -> None:
     run, lines = fake_run()
-    found = list(csv.DictReader(io.StringIO(figures.pictures(run, lines)["test"].csv())))
+    found = list(csv.DictReader(io.StringIO(pictures(run, lines)["test"].csv())))
     measured = {(str(line["round"]), line["test"]) for line in lines if line["method"] == "not"}
     assert {(line["round"], float(line["test"])) for line in found if line["method"] == "NoT"} == measured
 
@@ -71,7 +76,7 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
         assert not {colour for colour in left if colour.startswith("#0102")}
     assert ">Average gap against computation<" in drawn["gap-by-flops"].svg(), "a file says what it shows"
     assert ">NoT<" in drawn["forget"].svg() and ">Retrain, last round<" in drawn["forget"].svg()
-    assert drawn["forget"].svg() == figures.pictures(*fake_run())["forget"].svg()
+    assert drawn["forget"].svg() == pictures(*fake_run())["forget"].svg()
 
 
 def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +111,7 @@ def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
     links = re.findall(r'<a download="([^"]+)" href="data:([\w/+]+);base64,([^"]+)"', page)
     assert len(links) == 2 * page.count('role="img" stroke-linejoin') > 10
     held = {name: base64.b64decode(data).decode() for name, _, data in links}
-    assert held["curve-0-forget.csv"] == figures.pictures(run, lines)["forget"].csv()
+    assert held["curve-0-forget.csv"] == pictures(run, lines)["forget"].csv()
     ElementTree.fromstring(held["curve-0-forget.svg"])
     assert len({name for name, *_ in links}) == len(links)
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pages import render
 from test_population_measures import Made
 from test_report import fake_run
 from unfed.measures.population import ForgottenRows, Resampling, judge
-from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words, view
-from unfed.report.html import render
+from unfed.report import how_sure
+from unfed.report.figures import population_pictures
+from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words
+from unfed.report.views import JudgedPopulation
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +29,8 @@ def test_a_run_without_a_population_says_which_command_would_measure() -> None:
     run, lines = fake_run()
     page = render(run, lines)
     assert "How sure are we?" in page
-    assert view(None, "x")["reason"] == NO_POPULATION
-    assert "one run is one model of each kind" in page and "<code>unfed population</code> would" in page
+    assert NO_POPULATION.startswith("not measured: one run is one model of each kind")
+    assert "one run is one model of each kind" in page and "<code>unfed population</code> trains more" in page
 
 
 def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged: dict[str, Any]) -> None:
@@ -52,13 +55,14 @@ def test_a_file_of_an_earlier_version_is_shown_with_its_one_answer_to_both_quest
     one = {"kind": "told", "sentence": "FT can be told from Retrain, by U-LiRA.", "bound": 0.9}
     kept = {key: value for key, value in judged["methods"]["ft"].items() if key not in ("standing", "held_out")}
     old = {**judged, "methods": {"ft": {**kept, "verdict": one}}}
+    told = JudgedPopulation.of(old)
     words = "Differs from Retrain, by memory or recovery (judge again to see which)"
-    assert view(old, "x")["summary"] == [(words, "FT")] and view(old, "x")["sentences"] == [one["sentence"]]
-    assert grid(old)[0][0][1][0].startswith("not measured (")
+    assert how_sure.summary(told) == [(words, "FT")] and how_sure.answer_sentences(told) == [one["sentence"]]
+    assert grid(told)[0][0][1][0].startswith("not measured (")
 
 
 def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict[str, Any]) -> None:
-    body, notes = grid(judged)
+    body, notes = grid(JudgedPopulation.of(judged))
     assert [title for title, _ in body] == ["NoT", "FT", "Retrain against Retrain"]
     cells = dict(zip([column.title for column in COLUMNS], body[1][1], strict=True))
     auc = judged["methods"]["ft"]["attacks"]["u-lira"]["auc"]
@@ -68,30 +72,33 @@ def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict
 
 
 def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
-    margins, roc, rmia, iam = view(judged, "sure-0")["pictures"]
-    around = dict(re.findall(r"(\w+) lies around (-?[\d.]+)[;.]", margins["svg"]))
+    margins, roc, rmia, iam = population_pictures(JudgedPopulation.of(judged), "sure-0")
+    around = dict(re.findall(r"(\w+) lies around (-?[\d.]+)[;.]", margins.inline))
     assert {name: round(float(value.rstrip("."))) for name, value in around.items()} == {
         "Retrain": 1,
         "NoT": 1,
         "FT": 3,
         "before": 4,
     }
-    assert "FT has AUC 0.9" in roc["svg"]
+    assert "FT has AUC 0.9" in roc.inline
     for attack, drawn in (("rmia", rmia), ("iam", iam)):
-        assert f"FT has AUC {judged['methods']['ft']['attacks'][attack]['auc']['value']:.3f}" in drawn["svg"]
-    assert view(judged, "sure-0") == view(judged, "sure-0"), "the same every time"
+        assert f"FT has AUC {judged['methods']['ft']['attacks'][attack]['auc']['value']:.3f}" in drawn.inline
+    assert margins.inline == population_pictures(JudgedPopulation.of(judged), "sure-0")[0].inline, "the same every time"
 
 
 def test_an_attack_that_could_not_be_tried_is_not_drawn() -> None:
     single = judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
-    assert [one["title"].split(":")[0] for one in view(single, "x")["pictures"]][1:] == ["U-LiRA", "RMIA"]
+    assert [one.title.split(":")[0] for one in population_pictures(JudgedPopulation.of(single), "x")][1:] == [
+        "U-LiRA",
+        "RMIA",
+    ]
 
 
 def test_a_population_too_small_for_four_groups_has_no_attack_on_retrain_itself() -> None:
     small = judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
-    body, notes = grid(small)
+    body, notes = grid(JudgedPopulation.of(small))
     assert body[1][1][0].startswith("not measured (") and any("8 models, and there are 6" in note for note in notes)
-    assert view(small, "x")["own_exposure"] is None
+    assert JudgedPopulation.of(small).yardstick.exposure == ()
 
 
 def test_what_was_tuned_is_said() -> None:

@@ -18,16 +18,17 @@ import matplotlib
 import pytest
 import torch
 
+from pages import officer_part, render, sentence, unfinished
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import digest
 from unfed.report import figures, undo
-from unfed.report.html import render
-from unfed.report.officer import officer_view
-from unfed.report.ranking import orders, words
+from unfed.report.ranking import orders
 from unfed.report.rules import rows, trajectories
-from unfed.report.sentences import caveats, sentence, span_text, unfinished
-from unfed.report.wording import HEADINGS, MEASURES
+from unfed.report.sentences import caveats
+from unfed.report.undo import UndoSection
+from unfed.report.views import ProbeResult
+from unfed.report.wording import HEADINGS, MEASURES, span_text
 
 # method: (forget, backdoor and validation at round 0; their limits; rounds to get there)
 SHAPES = {
@@ -247,7 +248,7 @@ def test_an_unfinished_run_shows_what_there_is() -> None:
     run, lines = fake_run()
     cut = [line for line in lines if line["method"] in ("before", "not") and line["round"] < 8]
     run["requests"].append({"id": "r2", "kind": "class", "classes": [3]})
-    run["jobs"] = []
+    run["jobs"] = [fake_job(0, "not", 20, None)]
     assert unfinished(run, cut) == [
         "Request r2: nothing has been evaluated yet.",
         "NoT, request r1, seed 0: at round 7 of 20.",
@@ -283,7 +284,7 @@ def test_all_three_rules_are_there_and_the_asked_one_is_in_front() -> None:
 
 def test_the_limits_are_always_stated() -> None:
     text = Page(render(*fake_run())).text
-    assert "What this does not prove" in text and "evidence, not a guarantee" in text
+    assert "What this does not prove" in text and "This is evidence, not proof" in text
     assert "may meet it at once" in text and "one attack" in text
 
 
@@ -370,7 +371,7 @@ def test_gap_against_cost_needs_two_methods_with_both() -> None:
 MANY = ("not", "ft", "pgd", "mode", "retrain")
 
 
-def test_a_method_that_seeds_do_not_tell_from_the_nearest_is_named_beside_it() -> None:
+def test_a_method_that_seeds_do_not_tell_from_the_nearest_shares_its_place() -> None:
     """Forget is 3 off Retrain's for NoT, 4 for MoDE, 30 for the others, give or take 2 over two seeds."""
     off = {"not": 3.0, "mode": 4.0, "ft": 30.0, "pgd": 31.0, "retrain": 0.0}
     lines: list[Any] = []
@@ -379,36 +380,31 @@ def test_a_method_that_seeds_do_not_tell_from_the_nearest_is_named_beside_it() -
             forget = 40 + own + (0 if method == "retrain" else 4 * seed - 2)
             last = {"retain": 90.0, "forget": forget, "test": 80.0, "mia": 50.0, "backdoor": 0.0}
             lines.append({**fake_line(seed, "r1", method, 20, True), **last})
-    said = words(rows(lines, "last"))[0]
-    assert said.startswith(
-        "NoT came closest to Retrain, with an average gap of 0.75, which these seeds and rows do not tell from"
-    )
-    assert "MoDE's;" in said and said.endswith("PGD stayed farthest away, with 7.75.")
+    places = dict(orders(rows(lines, "last")))["Smallest average gap to Retrain"]
+    assert places == [(1, "NoT", "0.75"), (1, "MoDE", "1.00"), (3, "FT", "7.50"), (4, "PGD", "7.75")]
 
 
-def test_many_methods_are_ranked_in_words_and_equal_values_share_a_place() -> None:
+def test_many_methods_are_ranked_and_equal_values_share_a_place() -> None:
     found = rows(fake_run(methods=MANY)[1], "last")
-    said = words(found)
-    assert said[0].startswith("NoT, PGD and MoDE came closest to Retrain") and "FT stayed farthest away" in said[0]
     places = dict(orders(found))["Smallest average gap to Retrain"]
     assert [place for place, _, _ in places] == [1, 1, 1, 4]
-    assert words(rows(fake_run()[1], "last")) == [] == orders(rows(fake_run()[1], "last"))
+    assert orders(rows(fake_run()[1], "last")) == [], "three are read off the table"
 
 
 # --- for the officer --------------------------------------------------------------------------------------------------
 
 
-def officer(run: dict[str, Any], lines: list[Any], request: dict[str, Any] | None = None) -> Any:
-    return officer_view(run, request or run["requests"][0], rows(lines, "last"), trajectories(lines)["r1"])
+def officer(run: dict[str, Any], lines: list[Any]) -> str:
+    """The officer's part of the page, as it is read."""
+    return Page(render(run, lines)).text.partition("What was asked, what was done")[2].partition("Can it be undone?")[0]
 
 
 def test_the_officer_reads_what_the_method_did_to_the_model() -> None:
     run, lines = fake_run()
-    view = officer(run, lines)
-    assert view["change"] == [
-        "At the start NoT itself changed conv1.weight (negated); the other 2 were left as in the old model.",
-        "All 3 tensors of the new model differ from the old one.",
-    ]
+    assert (
+        "At the start NoT itself changed conv1.weight (negated); the other 2 were left as in the old model."
+        " All 3 tensors of the new model differ from the old one."
+    ) in officer(run, lines)
     text = render(run, lines)
     for tensor in ("conv1.weight", "conv1.bias", "head.weight"):
         for model in ("train 0", "not 0"):
@@ -423,50 +419,48 @@ def test_the_recipe_on_the_page_gives_the_checksums_on_the_page(tmp_path: Path) 
     job = run["jobs"][0]
     job["came_out"] = digest.digests(params)
     storage.save(tmp_path / job["file"], params, {})
-    view, text = officer(run, lines), render(run, lines)
+    text = render(run, lines)
     (recipe,) = re.findall(r"<pre[^>]*>(python -c .*?)</pre>", text, flags=re.DOTALL)
     command = html.unescape(recipe).replace("python -c", f"{sys.executable} -c")
     found = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert found == view["listings"][-1][1] == digest.listing(job["came_out"])
-    assert ("Model after", hashlib.sha256(found.encode()).hexdigest()) in view["facts"]
+    assert found == digest.listing(job["came_out"]) and html.escape(found) in text
+    assert f"Model after {hashlib.sha256(found.encode()).hexdigest()}" in officer(run, lines)
 
 
 def test_a_tensor_that_did_not_change_is_named() -> None:
     run, lines = fake_run()
     job = run["jobs"][0]
     job["came_out"]["head.weight"] = job["beginning"]["went_in"]["head.weight"]
-    assert officer(run, lines)["change"][1] == ("1 of 3 tensors are bit for bit those of the old model: head.weight.")
+    assert "1 of 3 tensors are bit for bit those of the old model: head.weight." in officer(run, lines)
     job["came_out"] = dict(job["beginning"]["went_in"])
-    assert "nothing was taken out" in officer(run, lines)["change"][1]
+    assert "bit for bit: nothing was taken out" in officer(run, lines)
 
 
 def test_the_leaver_was_asked_by_nobody_and_the_page_says_so() -> None:
     run, lines = fake_run()
-    told = officer(run, lines)["asked"]
-    assert told["told"] == [
-        "Client 0 was asked in none of the 20 rounds: nothing was trained on its data.",
-        "9 other clients took part, in rounds 1 to 20.",
-    ]
-    first, second = told["clients"][:2]
-    assert first["leaver"] and first["text"] == "never" and set(first["cells"]) == {0.0} and len(first["cells"]) == 20
-    assert second["text"] == "rounds 1 to 20" and set(second["cells"]) == {1.0}
+    said = "Client 0 was asked in none of the 20 rounds: nothing was trained on its data."
+    assert f"{said} 9 other clients took part, in rounds 1 to 20." in officer(run, lines)
+    first, second = officer_part(run, lines).clients[:2]
+    assert first.leaver and first.text == "never" and set(first.cells) == {0.0} and len(first.cells) == 20
+    assert second.text == "rounds 1 to 20" and set(second.cells) == {1.0}
 
 
 def test_a_leaver_that_had_to_help_is_not_hidden() -> None:
     run, lines = fake_run(methods=("pgd", "retrain"))
     lines[1]["asked"] = {"0": ["0"]}
-    (told, _) = officer(run, lines)["asked"]["told"]
-    assert told.startswith("Client 0 was asked in round 0, because PGD works with the data that is to be forgotten")
+    said = "Client 0 was asked in round 0, because PGD works with the data that is to be forgotten"
+    assert said in officer(run, lines)
     for job in run["jobs"]:
         job["needs"] = ["retain"]
-    assert officer(run, lines)["asked"]["told"][0].endswith("although it was to leave.")
+    assert "Client 0 was asked in round 0, although it was to leave." in officer(run, lines)
 
 
 def test_many_rounds_and_many_clients_stay_readable() -> None:
     run, lines = fake_run(rounds=200)
     run["clients"] = [str(k) for k in range(120)]
-    told = officer(run, lines)["asked"]
-    assert len(told["clients"]) == 40 and told["more"] == 80 and len(told["clients"][0]["cells"]) <= 48
+    assert len(officer_part(run, lines).clients[0].cells) <= 48
+    page = render(run, lines)
+    assert page.count('class="strip"') == 40 and "and 80 more clients" in page
 
 
 @pytest.mark.parametrize(
@@ -485,7 +479,7 @@ def test_rounds_in_words(rounds: list[int], said: str) -> None:
 
 def test_what_still_carries_the_influence_is_listed_by_file() -> None:
     run, lines = fake_run()
-    assert officer(run, lines)["influence"] == [("models/0/train.safetensors", "θ*, the model before unlearning")]
+    assert officer_part(run, lines).carriers == [("models/0/train.safetensors", "θ*, the model before unlearning")]
     text = Page(render(run, lines)).text
     assert "What still carries its influence" in text and "models/0/train.safetensors" in text
 
@@ -508,7 +502,7 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
     assert "Client 3: after NoT in 20 rounds and 7.1 MB, the model is right on" in text
     assert "whether it is out was not measured, for this run has no Retrain of the request." in text
     assert text.count("the backdoor it planted") == 1
-    assert "For the request on Client 3 there is no Retrain" in text
+    assert "There is no Retrain for Client 3, so nothing here measures" in text
 
 
 def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
@@ -534,7 +528,7 @@ def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
     ]
     text = Page(render(run, [trained])).text
     assert "The training before it" in text and "Training ends at 81.0" in text
-    assert "Nobody has been asked for anything yet." in text and "Nothing yet: NoT has not begun." in text
+    assert "No client has been asked for anything yet." in text and "Nothing yet: NoT has not begun." in text
 
 
 def test_a_request_that_did_not_recover_is_not_finished() -> None:
@@ -668,21 +662,9 @@ def test_before_anything_is_measured_no_page_speaks_of_evidence() -> None:
     assert "What this does not prove" not in text and "as they lie in the folder" not in text
 
 
-def test_what_comes_back_is_said_of_its_request_where_there_are_several() -> None:
-    told = "What NoT forgot is still in its model: undone, it reads 85.2 %."
-    tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": [told]}
-    one = {"subject": "Client 0", "retrain": True, "undoing": tried, "tables": {"last": {"body": [1]}}}
-    assert told in caveats([one])
-    assert f"Client 0: w{told[1:]}" in caveats([one, {**one, "subject": "Client 3", "undoing": {**tried, "back": []}}])
-
-
 def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
     """A second request that ends the way back of the first is about the same client."""
-    tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": []}
-    untried = {**tried, "reason": undo.NOT_PROBED, "fitted": False}
+    found = ProbeResult(request="r1", method="not", title="NoT", seed=0, measured={})
+    tried, untried = UndoSection(None, [[found]]), UndoSection(undo.NOT_PROBED)
     asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
-    views = [
-        {"subject": subject, "retrain": True, "undoing": undoing, "tables": {"last": {"body": [1]}}}
-        for subject, undoing in asked
-    ]
-    assert "Nobody tried to undo it for client 3 and class 5." in caveats(views)
+    assert "Whether it can be undone was not tried for client 3 and class 5." in caveats(asked, retrain=True)

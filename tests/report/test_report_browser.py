@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pages import render
 from test_population_measures import Made
 from test_report import fake_run
 from unfed.measures.population import Resampling, judge
@@ -19,7 +20,6 @@ from unfed.paper.items import items as paper_items
 from unfed.paper.pictures import Curve
 from unfed.paper.views import results
 from unfed.paper.views.base import Section, TextTable
-from unfed.report.html import render
 from unfed.report.rules import rows
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pages import compared
 from test_report import Page, fake_run
 from unfed.api import compare
 from unfed.cli.main import app
@@ -19,7 +20,7 @@ from unfed.runs.run import Run
 def fake(name: str = "a", data: str = "digits", **more: Any) -> Compared:
     run, lines = fake_run(**more)
     run["config"]["data"]["name"] = data
-    return Compared(name, run, lines)
+    return compared(name, run, lines)
 
 
 def test_every_row_says_its_run_and_gaps_stay_inside_it() -> None:
@@ -40,10 +41,10 @@ def test_a_run_with_several_requests_names_them() -> None:
 
 
 def test_differences_are_the_keys_that_differ() -> None:
-    one, two = fake("a"), fake("b", methods=("not",))
-    info: Any = two.info
-    info["config"] |= {"name": "other", "request": [{"id": "r1", "classes": [3]}]}
-    info["versions"]["torch"] = "2.14.0"
+    run, lines = fake_run(methods=("not",))
+    run["config"] |= {"name": "other", "request": [{"id": "r1", "classes": [3]}]}
+    run["versions"]["torch"] = "2.14.0"
+    one, two = fake("a"), compared("b", run, lines)
     assert dict(differences([one, two])) == {
         "methods": ["not, ft, retrain", "not"],
         "request.id": ["—", "r1"],
@@ -60,9 +61,12 @@ def test_different_data_is_said_before_anything_else() -> None:
         "These runs use different data sets (a: digits, b: cifar10); compare gaps to Retrain, not accuracies.",
         "No Retrain, hence no gap, in b.",
     ]
-    other = fake("b")
-    other.info["requests"][0] |= {"kind": "class", "clients": [], "classes": [3]}
-    assert warnings([fake("a"), other])[0] == "They were not asked to forget the same (a: Client 0; b: Class 3)."
+    run, lines = fake_run()
+    run["requests"][0] |= {"kind": "class", "clients": [], "classes": [3]}
+    assert (
+        warnings([fake("a"), compared("b", run, lines)])[0]
+        == "They were not asked to forget the same (a: Client 0; b: Class 3)."
+    )
 
 
 def test_the_page_holds_all_runs_and_is_well_formed() -> None:
@@ -85,9 +89,11 @@ def test_strings_of_runs_are_escaped() -> None:
 
 
 def test_unfinished_and_empty_runs_show_what_there_is() -> None:
-    one = fake("a")
-    begun = Compared("b", {**one.info, "jobs": []}, [line for line in one.lines if line["round"] < 3])
-    text = Page(render([begun, Compared("c", {}, [])])).text
+    run, lines = fake_run()
+    for job in run["jobs"]:
+        job["finished"] = None
+    begun = compared("b", run, [line for line in lines if line["round"] < 3])
+    text = Page(render([begun, compared("c", {}, [])])).text
     assert "Not finished: b." in text and "This run has no unlearning request yet." in text
 
 

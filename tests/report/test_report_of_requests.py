@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from pages import render, sentence, unfinished
 from test_report import Page, fake_run
 from unfed.config.config import Config
-from unfed.report.html import render
 from unfed.report.rules import rows
-from unfed.report.sentences import sentence, unfinished
 from unfed.runs.run import Run
 
 FULFILLED = {"method": "not", "state": "fulfilled", "standing": "fulfilled", "until": "20", "owed": False}
@@ -124,7 +123,7 @@ def test_nobody_is_missed_for_not_undoing_what_was_never_taken_out() -> None:
     assert "Whether it can be undone was not tried" not in text
     served = page({**FULFILLED, "method": "retrain"}, ("retrain",))
     assert "Nothing to undo: the new model was trained without it from the beginning" in served
-    assert "Not measured: nobody tried to undo it, unfed probe would" in page(FULFILLED)
+    assert "Not measured: undoing was not tried; unfed probe tries it" in page(FULFILLED)
 
 
 def test_after_a_purge_nobody_is_sent_to_a_probe_that_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pages import first_sentence, render, sentence
 from test_report import Page, fake_line, fake_run
 from unfed.config.tables import RequestConfig
 from unfed.data import Request
@@ -15,10 +16,10 @@ from unfed.paper import build
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
-from unfed.report.html import render
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
-from unfed.report.sentences import gate_words, method_row, opening, sentence, verdicts
+from unfed.report.sentences import gate_words, method_row, verdicts
+from unfed.report.views import GateFinding, RunInfo
 from unfed.requests.entry import Job
 from unfed.requests.gate import Check, utility
 from unfed.runs.in_force import InForce, is_out
@@ -75,14 +76,14 @@ def test_who_can_be_brought_back_is_not_called_taken_out(method: str, back: floa
     turned["unlearned"]["published"] = {"backdoor": 4.2}
     tried = {"request": run["requests"][0]["id"], "method": method, "title": method, "seed": 0, "measured": turned}
     undone = {**run, "undo": [tried], "jobs": [{"request": tried["request"], "method": "not", "seed": 0}]}
-    assert opening(undone, run["requests"][0], rows(lines, "last")).startswith(f"Client 0 {said}")
+    assert first_sentence(undone, run["requests"][0], rows(lines, "last")).startswith(f"Client 0 {said}")
     undone["jobs"][0]["forgetting"] = vars(Forgetting("forgotten", "backdoor", 330))
     forgot = "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance."
     but = " But what not forgot is still in its model: undone, the backdoor works on 84.5 % of stamped images again"
-    [checked] = verdicts(undone, run["requests"][0])
+    [checked] = verdicts(RunInfo.of(undone), run["requests"][0]["id"])
     assert checked.startswith(forgot + but) if "hidden" in said else checked == forgot, "as the headline says"
     undone["jobs"][0]["forgetting"] = vars(Forgetting("remembers", "backdoor", 330))
-    assert "But" not in verdicts(undone, run["requests"][0])[0]
+    assert "But" not in verdicts(RunInfo.of(undone), run["requests"][0]["id"])[0]
 
 
 def test_what_passed_its_check_and_came_back_is_hidden_as_well() -> None:
@@ -120,7 +121,7 @@ def test_what_nobody_tried_is_said_once_however_many_requests() -> None:
     second = {**run["requests"][0], "id": "r2", "clients": ["3"]}
     lines += [fake_line(0, "r2", "not", t, t == 20) for t in range(21)]
     page = Page(render({**run, "requests": [*run["requests"], second]}, lines)).text
-    for words in ("nobody tried to undo it, unfed probe would", "one run is one model of each kind"):
+    for words in ("undoing was not tried; unfed probe tries it", "one run is one model of each kind"):
         assert page.count(words) == 1, words
 
 
@@ -134,10 +135,10 @@ def test_of_one_model_handed_over_in_python_the_page_says_that_it_still_carries_
 def test_the_gate_speaks_of_what_is_allowed() -> None:
     passed, failed = (Check.of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
     for check, says in ((passed, "passed"), (failed, "failed")):
-        told = dict(gate_words({"gate": {"checks": [check.to_json()]}}))["Gate, utility"]
+        told = dict(gate_words(GateFinding.of({"checks": [check.to_json()]})))["Gate, utility"]
         assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"
     nothing = {**passed.to_json(), "value": 1.42e-14}
-    assert "in points is 0 (allowed" in dict(gate_words({"gate": {"checks": [nothing]}}))["Gate, utility"]
+    assert "in points is 0 (allowed" in dict(gate_words(GateFinding.of({"checks": [nothing]})))["Gate, utility"]
 
 
 def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_was_made() -> None:

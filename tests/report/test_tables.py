@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from pages import plain
 from unfed.errors import UnfedError
 from unfed.report.rules import Row, rows
-from unfed.report.tables import latex, markdown, plain, star
+from unfed.report.tables import latex, markdown, star
 from unfed.report.wording import bytes_text, flops_text, seconds_text
 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
@@ -88,7 +89,7 @@ def test_of_several_requests_each_has_its_own_doing_nothing() -> None:
     both = rows(LINES + [dict(item, request="r2") for item in near])
     assert [(cells[0], cells[1]) for cells in plain(both)[1] if "★" in cells[6]] == [("r1", "NoT")]
     assert star(both) == "★ smallest average gap to Retrain; none where no method is nearer than Before"
-    assert "For r2, no method is nearer to Retrain than Before" in markdown(both)
+    assert "r2: No method is nearer to Retrain than Before" in markdown(both)
 
 
 def test_the_backdoor_column_appears_only_when_measured() -> None:

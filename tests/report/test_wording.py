@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from pages import compared, render, subject, unfinished
 from test_report import Page, fake_run
 from unfed.measures.undo.scene import NO_BACKDOOR
-from unfed.report import compare, html, tables, undo, wording
-from unfed.report.compare import Compared
+from unfed.report import RunInfo, compare, html, tables, undo, wording
 from unfed.report.rules import rows
-from unfed.report.sentences import subject_of, unfinished
 
 FIFTH: dict[str, Any] = {"id": "r1", "kind": "instance", "clients": [], "fraction": 0.2, "forgotten_rows": 60}
 
@@ -40,7 +39,7 @@ def read(page: str) -> str:
 def test_a_page_of_one_place_speaks_of_no_round_no_client_and_no_byte(rule: str) -> None:
     run, lines = central(methods=("not", "ft", "retrain", "ga", "randl"))
     lines = [line for line in lines if line["method"] != "randl" or line["round"] < 9]  # one that is not finished
-    found = read(html.render(run, lines, rule=rule))
+    found = read(render(run, lines, rule=rule))
     assert "finished (all epochs)" in found and "60 samples, 20 % of the data, were taken out" in found
     assert not re.findall(r"(?i)\b(?:rounds?|clients?|bytes?|nodes?|server)\b", found)
 
@@ -51,7 +50,7 @@ def test_the_table_of_undoing_has_one_wording_that_is_true_in_every_setting() ->
 
 
 def test_comparing_runs_of_one_place_is_told_in_epochs_too() -> None:
-    runs = [Compared(name, *central()) for name in ("a", "b")]
+    runs = [compared(name, *central()) for name in ("a", "b")]
     found = read(compare.render(runs))
     assert "Epoch by epoch" in found and "Retrain, last epoch" in found
     assert not re.findall(r"(?i)\b(?:rounds?|clients?|bytes?)\b", found)
@@ -59,12 +58,12 @@ def test_comparing_runs_of_one_place_is_told_in_epochs_too() -> None:
 
 
 def test_different_settings_side_by_side_have_every_column() -> None:
-    runs = [Compared("a", *central()), Compared("b", *fake_run())]
+    runs = [compared("a", *central()), compared("b", *fake_run())]
     assert "| Bytes | FLOPs | Rounds |" in compare.markdown(runs)
 
 
 def test_a_page_of_flower_speaks_of_nodes_and_of_the_server() -> None:
-    found = read(html.render(*flower()))
+    found = read(render(*flower()))
     for words in (
         "Which nodes were asked",
         "The node of client 0 was asked in none of the 20 rounds",
@@ -76,21 +75,22 @@ def test_a_page_of_flower_speaks_of_nodes_and_of_the_server() -> None:
         "Time, by the server's clock",
     ):
         assert words in found
-    here = read(html.render(*fake_run()))
+    here = read(render(*fake_run()))
     assert not re.findall(r"(?i)\bnodes?\b", here) and "Messages as packed" not in here
 
 
 def test_a_verdict_and_a_note_are_said_in_the_settings_unit() -> None:
     run, lines = central()
     cut = [line for line in lines if line["method"] != "not" or line["round"] < 4]
-    table = tables.markdown(rows(cut, "recovered"), words=wording.of(run))
+    table = tables.markdown(rows(cut, "recovered"), words=RunInfo.of(run).words)
     assert "not recovered yet after 3 epochs" in table and "up to epoch 3" in table and "round" not in table
-    assert unfinished({**run, "jobs": None}, cut) == ["NoT, request r1, seed 0: at epoch 3 of 20."]
+    run["jobs"][0]["finished"] = None
+    assert unfinished(run, cut) == ["NoT, request r1, seed 0: at epoch 3 of 20."]
 
 
 def test_a_share_of_all_data_is_everybodys_only_where_there_are_several() -> None:
-    assert subject_of(FIFTH)[0] == "60 samples, 20 % of the data of every client,"
-    assert subject_of(FIFTH, wording.CENTRAL)[0] == "60 samples, 20 % of the data,"
+    assert subject(FIFTH) == "60 samples, 20 % of the data of every client,"
+    assert subject(FIFTH, wording.CENTRAL) == "60 samples, 20 % of the data,"
 
 
 def test_only_the_word_itself_is_replaced() -> None:
@@ -100,7 +100,7 @@ def test_only_the_word_itself_is_replaced() -> None:
 
 def test_commands_stand_as_commands_and_markup_stays_text() -> None:
     run, lines = fake_run()
-    page = html.render({**run, "undo": []}, lines)
+    page = render({**run, "undo": []}, lines)
     assert "<code>unfed probe</code>" in page and "<code>unfed purge</code>" in page and "`unfed" not in page
     assert html._environment().filters["code"]("`a` <b>") == "<code>a</code> &lt;b&gt;"
 

@@ -11,6 +11,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
+from unfed.report import RunInfo
 from unfed.report.sentences import verdicts
 from unfed.requests.entry import Entry, now
 from unfed.runs.probe import scene_of
@@ -54,7 +55,7 @@ def test_not_is_closer_to_retrain_than_fine_tuning(lines: Any) -> None:
 
 def test_not_forgot_the_backdoor_and_fine_tuning_did_not(run: Run) -> None:
     """Retrain never saw it, so it has no verdict; without it nothing else changes."""
-    assert verdicts(run.info(), {"id": run.config.request_ids()[0]}) == [
+    assert verdicts(RunInfo.of(run.info()), run.config.request_ids()[0]) == [
         "FT: Not all was forgotten: the planted backdoor still works. Try --method retrain.",
         "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance.",
     ]
@@ -91,7 +92,7 @@ def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, a
     can_be_undone(run)
     page = write_report(run).read_text(encoding="utf-8")
     turned = undo.flip(scene, models["not"], knowledge)
-    assert f"it works on {turned['backdoor']:.1f}" in page and "Whether it can be undone was not tried" not in page
+    assert f"brings that to {turned['backdoor']:.1f}" in page and "Whether it can be undone was not tried" not in page
 
 
 def test_what_comes_next_names_a_client_that_is_there_and_has_not_been_asked_to_leave(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from commands import called as command
 from conftest import SMALL
+from pages import probes, undone
 from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.client.scores import called
@@ -28,7 +29,7 @@ from unfed.folder.undo_results import targets as targets_in
 from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.figures import undo_pictures
-from unfed.report.undo import NOT_PROBED, comes_back, grid, sentence, view
+from unfed.report.undo import NOT_PROBED, UndoSection, comes_back, grid
 from unfed.runs import probe as probing
 from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
@@ -160,11 +161,11 @@ def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the
 
 
 def test_the_top_of_the_page_says_what_comes_back_and_nothing_where_no_more_does_than_in_retrain() -> None:
-    said = comes_back([told(4.0, 70.0, 2.0)])
+    said = comes_back(probes(told(4.0, 70.0, 2.0)))
     assert said is not None and said.startswith("What NoT forgot is still in its model: undone, the backdoor works on")
     assert said.endswith("again (Retrain, treated alike: 2.0 %).")
-    assert comes_back([told(60.0, 62.0, 2.0)]) is None, "what was never forgotten does not come back"
-    assert comes_back([told(4.0, 70.0, "not measured: no")]) is None, "without Retrain nothing is beside it"
+    assert comes_back(probes(told(60.0, 62.0, 2.0))) is None, "what was never forgotten does not come back"
+    assert comes_back(probes(told(4.0, 70.0, "not measured: no"))) is None, "without Retrain nothing is beside it"
 
 
 def test_what_was_measured_of_another_model_is_not_shown(known: Run) -> None:
@@ -201,16 +202,18 @@ def test_without_retrain_its_column_says_so(run: Run) -> None:
     reason = "not measured: this run has no Retrain of request later"
     assert {m["reason"] for m in found["measured"]["retrain"].values()} == {reason}
     assert is_measured(found["measured"]["unlearned"]["flip"]["forget"])
-    assert reason in sentence([found])
+    assert f"(1) {reason.removeprefix('not measured: ')}" in grid(probes(found))[
+        1
+    ] and "(Retrain: not measured)" in undone(found)
 
 
 def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(run: Run) -> None:
     """Whoever left first may come back too, so all are looked at; the request's own number is another."""
     run.forget(Request("last", clients=("2",)), "ft", 1)
     (one,), (both,) = (quick(run, request=name) for name in ("later", "last"))
-    assert "over" not in one and "Forget is over" not in sentence([one])
+    assert "over" not in one and "Forget is over" not in undone(one)
     assert both["over"] == ["later", "last"]
-    assert sentence([both]).endswith("Forget is over all that had left by then: later and last.")
+    assert undone(both).endswith("Forget is over all that had left by then: later and last.")
 
 
 def test_without_the_model_before_the_rest_is_measured(run: Run) -> None:
@@ -287,8 +290,10 @@ def test_the_command_shows_a_table_and_writes_the_report(
     assert json.loads(capsys.readouterr().out)[0]["method"] == "not"
     page = (run.folder.path / "report.html").read_text()
     assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
-    assert "nobody tried to undo it, <code>unfed probe</code> would" in page  # the other request was not probed
-    assert re.search(r"Nobody tried to undo it for (client|clients|class|\d+ samples)[^.]*\.", page), "at the top, too"
+    assert "undoing was not tried; <code>unfed probe</code> tries it" in page  # the other request was not probed
+    assert re.search(r"Whether it can be undone was not tried for (client|clients|class|\d+ samples)[^.]*\.", page), (
+        "at the top, too"
+    )
 
 
 def _call() -> None:
@@ -320,12 +325,15 @@ def test_fits_that_left_nothing_usable_are_not_taken_for_a_good_sign() -> None:
     found = told(7.4, 7.5, 4.3)
     for who in ("unlearned", "retrain"):
         found["measured"][who]["realign"] |= {"fits": 16, "usable_fits": 0}
-    assert sentence([found]).endswith("may find what these did not.") and "no more than" not in sentence([found])
-    assert view([found])["weak"] and not view([told(7.4, 7.5, 4.3)])["weak"]
+    assert undone(found).endswith("may find what these did not.") and "no more than" not in undone(found)
+    assert (
+        UndoSection.of(probes(found), NOT_PROBED).weak
+        and not UndoSection.of(probes(told(7.4, 7.5, 4.3)), NOT_PROBED).weak
+    )
     found["measured"]["unlearned"]["realign"] |= {"backdoor": 70.0}
-    assert sentence([found]).endswith("What was forgotten can be brought back."), "what comes back, comes back"
+    assert undone(found).endswith("What was forgotten can be brought back."), "what comes back, comes back"
     found["measured"]["unlearned"]["realign"] |= {"backdoor": 7.5, "usable_fits": 1}
-    assert sentence([found]).endswith("These attacks bring back no more than they find in Retrain.")
+    assert undone(found).endswith("These attacks bring back no more than they find in Retrain.")
 
 
 def test_how_hard_layers_are_fitted_can_be_said(
@@ -347,14 +355,12 @@ def test_how_hard_layers_are_fitted_can_be_said(
 
 
 def test_the_words_follow_the_numbers() -> None:
-    assert sentence([told(4.0, 70.0, 2.0)]).endswith("What was forgotten can be brought back.")
-    assert sentence([told(4.0, 5.0, 2.0)]).endswith("These attacks bring back no more than they find in Retrain.")
-    assert sentence([told(60.0, 70.0, 2.0)]).endswith("It was not forgotten to begin with.")
-    assert sentence([told(4.0, 70.0, "not measured: no")]).endswith(
-        "Retrain under the same attacks is not measured: no."
-    )
-    shown = sentence([told(4.0, 70.0, 2.0)])
-    assert "4.0 % of stamped images" in shown and "up to 70.0 %" in shown and "it works on 85.0 %" in shown
+    assert undone(told(4.0, 70.0, 2.0)).endswith("What was forgotten can be brought back.")
+    assert undone(told(4.0, 5.0, 2.0)).endswith("These attacks bring back no more than they find in Retrain.")
+    assert undone(told(60.0, 70.0, 2.0)).endswith("It was not forgotten to begin with.")
+    assert undone(told(4.0, 70.0, "not measured: no")).endswith("up to 70.0 % (Retrain: not measured).")
+    shown = undone(told(4.0, 70.0, 2.0))
+    assert "4.0 % of stamped images" in shown and "up to 70.0 %" in shown and "brings that to 85.0 %" in shown
 
 
 def test_where_only_the_inverse_was_tried_the_words_and_the_picture_say_no_more() -> None:
@@ -362,16 +368,18 @@ def test_where_only_the_inverse_was_tried_the_words_and_the_picture_say_no_more(
     for one in some["measured"].values():
         one["realign"] = {"reason": NOT_TRIED}
     some["measured"]["retrain"]["flip"]["backdoor"] = 0.0
-    shown, drawn = sentence([some]), undo_pictures([some], "undo-0")[0].inline
-    assert "usable" not in shown and "up to" not in shown and not view([some])["fitted"]
-    assert "it works on 85.0 % of stamped images. That model is right on 50.0 % of the test data" in shown
-    assert shown.endswith("Whether it comes back in a model as good as the published one was not tried.")
+    shown, drawn = undone(some), undo_pictures(probes(some), "undo-0")[0].inline
+    assert "usable" not in shown and "up to" not in shown and not UndoSection.of(probes(some), NOT_PROBED).fitted
+    assert "brings that to 85.0 % (Retrain: 0.0 %). The model turned back is right on 50.0 % of the test data" in shown
+    assert shown.endswith("What was forgotten can be brought back.") and "Only" not in shown
+    some["measured"]["unlearned"]["flip"]["backdoor"] = 3.0
+    assert undone(some).endswith("Only the public inverse was tried.")
     assert "NoT 4.0 as published, 85.0 after the inverse alone" in drawn
-    assert "after undoing;" not in drawn and view([told(4.0, 70.0, 2.0)])["fitted"]
+    assert "after undoing;" not in drawn and UndoSection.of(probes(told(4.0, 70.0, 2.0)), NOT_PROBED).fitted
 
 
 def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None:
-    body, notes = grid([told(4.0, 70.0, "not measured: no Retrain"), told(6.0, 80.0, "not measured: no Retrain")])
+    body, notes = grid(probes(told(4.0, 70.0, "not measured: no Retrain"), told(6.0, 80.0, "not measured: no Retrain")))
     rows = dict(body)
     assert rows["Backdoor, as published"][0].startswith("5.0") and "±" in rows["Backdoor, as published"][0]
     assert rows["Largest backdoor after realign, usable"][1] == "not measured (1)"
@@ -381,19 +389,19 @@ def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None
 def test_what_chance_alone_moves_is_said_below_the_table_where_the_file_says_its_rows() -> None:
     """MIA 60 with 40 rows a side ± 7.4, Forget 30 of 40 rows ± 7.2; with two seeds the ± in a cell is theirs."""
     found = told(4.0, 70.0, 0.0)
-    assert grid([found])[1] == ["(1) not in this file"]
+    assert grid(probes(found))[1] == ["(1) not in this file"]
     for who in ("unlearned", "retrain", "before"):
         for part in ("published", "flip"):
             found["measured"][who][part]["rows"] = {"forget": 40, "test": 360}
     said = "chance alone moves MIA by up to ± 7.4 and Forget by up to ± 7.0 points (one standard error)."
-    assert grid([found])[1][0] == f"With 40 forgotten rows, {said}"
-    assert grid([found, found])[1][0] == f"With 40 forgotten rows in each seed, {said}"
+    assert grid(probes(found))[1][0] == f"With 40 forgotten rows, {said}"
+    assert grid(probes(found, found))[1][0] == f"With 40 forgotten rows in each seed, {said}"
 
 
 def test_the_picture_is_drawn_only_of_what_was_measured() -> None:
-    shown = undo_pictures([told(4.0, 70.0, 2.0)], "undo-0")
+    shown = undo_pictures(probes(told(4.0, 70.0, 2.0)), "undo-0")
     assert [one.title for one in shown] == ["Backdoor success (%)", "Accuracy on the forgotten data (%)"]
     assert "NoT 4.0 as published, 70.0 after undoing" in shown[0].inline
-    without = undo_pictures([told(4.0, 70.0, "not measured: no")], "undo-0")[0].inline
+    without = undo_pictures(probes(told(4.0, 70.0, "not measured: no")), "undo-0")[0].inline
     assert "Retrain" not in without
-    assert view([])["reason"] == NOT_PROBED
+    assert UndoSection.of(probes(), NOT_PROBED).reason == NOT_PROBED

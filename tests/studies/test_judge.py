@@ -17,6 +17,7 @@ from unfed.folder.judged import FILE, of_run
 from unfed.measures.population import Resampling, store
 from unfed.measures.population.store import About, Population
 from unfed.report.how_sure import grid
+from unfed.report.views import JudgedPopulation
 from unfed.runs.run import Run
 from unfed.studies.judging import judged, put_into
 from unfed.studies.population import digest_of, populate
@@ -63,7 +64,7 @@ def test_methods_that_are_whole_are_judged_and_others_named(small: Small, tmp_pa
     store.logits_file(population.folder, "not", 3).unlink()
     found = judged(population, QUICK)
     assert set(found["methods"]) == {"ft"} and found["unfinished"] == {"NoT": 5}
-    assert any("NoT is not judged: 5 of 6 models are there" in note for note in grid(found)[1])
+    assert any("NoT is not judged: 5 of 6 models are there" in note for note in grid(JudgedPopulation.of(found))[1])
     store.logits_file(population.folder, "ft", 3).unlink()
     with pytest.raises(UnfedError, match="has 5 of 6 models of 'ft'; go on with"):
         judged(population, QUICK)

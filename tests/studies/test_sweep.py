@@ -16,6 +16,7 @@ from unfed.cli.main import app
 from unfed.cli.reports import folders
 from unfed.config.config import Config
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.report import RunInfo
 from unfed.report.compare import Compared, compared_rows
 from unfed.runs.probe import first_look
 from unfed.runs.run import Run
@@ -133,7 +134,7 @@ def test_repetitions_are_one_line_with_their_spread(here: Path, in_process: list
     members = sweep.make(lambda c: Config.read("tiny.toml", c), found, here / "runs/tiny-sweep")
     runs = [members[0].run, members[2].run]
     about, lines = sweep.merged([members[0], members[2]])
-    (row,) = [row for row in compared_rows([Compared("a", about, lines)], "last") if row.method == "not"]
+    (row,) = [row for row in compared_rows([Compared("a", RunInfo.of(about), lines)], "last") if row.method == "not"]
     alone = [[x for x in run.lines() if x["method"] == "not"][-1]["test"] for run in runs]
     assert all(isinstance(value, float) for value in alone)
     assert row.seeds == (0, 1) and row.metrics["test"].mean == pytest.approx(sum(map(float, alone)) / 2)

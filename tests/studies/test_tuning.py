@@ -18,6 +18,7 @@ from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.measures.population import Resampling, store
 from unfed.report.how_sure import about_tuning, tuned_words
+from unfed.report.views import JudgedPopulation
 from unfed.studies import tuning
 from unfed.studies.judging import judged
 from unfed.studies.population import populate
@@ -169,11 +170,12 @@ def test_where_every_trial_spoils_the_model_the_page_says_so(
 
 def test_unequal_budgets_and_who_had_none_are_said() -> None:
     how = {"on": "validation rows", "chosen": {}}
-    judged = {
+    kept = {"models": 2, "half": 1, "rows": {}, "yardstick": {}, "distributions": {}}
+    judged = kept | {
         "methods": {kind: {"title": kind.upper()} for kind in ("ft-tuned", "not-tuned", "not", "mode")},
         "tuned": {"ft-tuned": how | {"trials": 3, "models": 2}, "not-tuned": how | {"trials": 20, "models": 2}},
     }
-    told = about_tuning(judged)
+    told = about_tuning(JudgedPopulation.of(judged))
     assert "different budgets (FT-TUNED 3 trials of 2 models, NOT-TUNED 20 trials of 2 models)" in told[2]
     assert told[3] == "Not tuned, but as the config has it: MODE."
-    assert about_tuning(judged | {"tuned": {}}) == []
+    assert about_tuning(JudgedPopulation.of(judged | {"tuned": {}})) == []

@@ -13,7 +13,8 @@ from unfed import storage
 from unfed.measures.forgotten import Forgetting
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, average_gap, reading
 from unfed.measures.trajectory import Line
-from unfed.report.sentences import fell, forgetting
+from unfed.report.sentences import fell
+from unfed.report.views import RunInfo
 from unfed.report.wording import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
@@ -47,7 +48,7 @@ class Result:
         """The HTML report as text; with a path it is also written there."""
         from unfed.report.html import render  # draws with matplotlib, which takes a second to import
 
-        page = render(self.info, self.lines, rule="last")
+        page = render(RunInfo.of(self.info), self.lines, rule="last")
         if path is not None:
             storage.deliver(Path(path), page.encode())
         return page
@@ -55,9 +56,8 @@ class Result:
     @property
     def forgetting(self) -> Forgetting | None:
         """Whether the model forgot: `kind` is forgotten, remembers, nothing, unseen or undecided."""
-        return (
-            forgetting(self.info, {"id": self.after["request"]}).get(self.after["method"], {}).get(self.after["seed"])
-        )
+        by_method = RunInfo.of(self.info).forgetting(str(self.after["request"]))
+        return by_method.get(self.after["method"], {}).get(self.after["seed"])
 
     @property
     def verdict(self) -> str:

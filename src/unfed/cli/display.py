@@ -16,11 +16,12 @@ from rich.text import Text
 from unfed.cli.console import Console, say, stdout
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
-from unfed.report import tables, wording
+from unfed.report import RunInfo, tables
 from unfed.report.rules import Row
-from unfed.report.sentences import again_words, falls, gate_words, left_before, verdicts
+from unfed.report.sentences import earlier_words, falls, gate_words, left_before, verdicts
 from unfed.report.tables import name_of, star
 from unfed.report.undo import ABOVE
+from unfed.report.views import GateFinding, RequestInfo
 from unfed.report.wording import CENTRAL, FEDERATED, Wording
 from unfed.requests.entry import Job
 from unfed.requests.reversible import inverse_of
@@ -60,7 +61,7 @@ class Display(QuietWatch):
 
     def __init__(self, run: Run, console: Console) -> None:
         self._console = console
-        self._words = wording.of(run.description)
+        self._words = RunInfo.of(run.description).words
         jobs = run.ahead()
         self._several_seeds = len(run.config.seed_list) > 1
         self._several_requests = len({job.request for job, _ in jobs} - {None}) > 1
@@ -229,10 +230,10 @@ def tell_results(run: Run, found: Sequence[Row], ending: Sequence[str]) -> None:
     """The table of a run that has ended, what it says, and what is still owed."""
     stdout.print()
     if found:
-        words = wording.of(run.description)
+        words = RunInfo.of(run.description).words
         print_results(stdout, found, f"After the last {words.unit} (rule: last). {star(found)}.", words=words)
-    info = run.info()
-    forgot = [said for request in run.config.request_ids() for said in verdicts(info, {"id": request})]
+    info = RunInfo.of(run.info())
+    forgot = [said for request in run.config.request_ids() for said in verdicts(info, request)]
     say(*forgot, *falls(found), *story(run), *ending)
     if not found and not run.config.request:
         client = next(iter(run.description["clients"]), "0")
@@ -345,7 +346,7 @@ def request_line(request: Mapping[str, Any]) -> str:
         about.append(f"promised by {request['expected_by']}")
     if request["owed"]:
         about.append(f"it stays owed: {request['way_out']}")
-    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(request)]
+    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(GateFinding.of(request["gate"] or {}))]
     return escape("; ".join(about) + ("." if request["owed"] else "") + "".join(checks))
 
 
@@ -376,9 +377,10 @@ def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
 def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """What the new model does, whether that says that the leaver is out, and what is in force now."""
     last = lines[-1]
-    entry, words = run.queue.book.find(request), wording.of(run.description)
+    entry, words = run.queue.book.find(request), RunInfo.of(run.description).words
     if entry and entry.left_by:
-        said = left_before({**(entry.described or {}), "id": request, "left_by": entry.left_by}, words)
+        about = {**(entry.described or {}), "id": request, "left_by": entry.left_by}
+        said = left_before(RequestInfo.of(about), words)
         seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
         say(f"Request {request!r} is fulfilled. {said}. Of the model in force: {seen} {trajectory.forget_of(last)}.")
     else:
@@ -389,24 +391,12 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
         )
     if entry and (verdict := Outcome(entry, "done").verdict):
         say(verdict)
-    for name, shows in _measured_again(run, request, lines):
+    asked = RequestInfo.of({"id": request, **({"again": entry.again, "left_by": entry.left_by} if entry else {})})
+    before = next((line for line in lines if line["method"] == "before"), None)
+    for name, shows in earlier_words(asked, before, last):
         say(f"Earlier request {name}: {shows}.")
     now = in_force(run, entry.seed if entry else run.config.seed_list[0])
     say(f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file.")
-
-
-def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What every earlier request took out, as the models before and after this one read it."""
-    was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
-    again: Mapping[str, Any] = lines[-1].get("earlier") or {}
-    entry = run.queue.book.find(request)
-    seen, left = (entry.again, entry.left_by) if entry else ({}, ())
-    whose, was = ("the model in force", {}) if left else ("the new model", was)
-    tested = (lines[-1].get("rows") or {}).get("test", 0)
-    return [
-        (name, again_words({"forget": value, **seen.get(name, {})}, was.get(name), whose, tested))
-        for name, value in again.items()
-    ]
 
 
 def lasting(run: Run, request: str) -> str | None:

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -17,6 +16,7 @@ from unfed.errors import Refused, UnfedError, counted
 
 if TYPE_CHECKING:
     from unfed.methods import Method
+    from unfed.report.views import ProbeResult
     from unfed.runs.probe import Step
 
 WHICH = "Which models"
@@ -33,7 +33,7 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     """
     from unfed.cli.display import clock_text, percent, request_line
     from unfed.cli.evidence import due_dates
-    from unfed.report import wording
+    from unfed.report import RunInfo
     from unfed.runs.run import Run
     from unfed.runs.status import status as status_of
 
@@ -45,7 +45,7 @@ def status(run: RunArgument, as_json: Json = False) -> None:
         echo_json(found)
         return
     stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found['state']}")
-    table, words = Table(box=None, pad_edge=False), wording.of(opened.description)
+    table, words = Table(box=None, pad_edge=False), RunInfo.of(opened.description).words
     for column in ("job", words.unit, "test", "forget", "state"):
         table.add_column(column, justify="left" if column in ("job", "state") else "right")
     for job in found["jobs"]:
@@ -189,6 +189,7 @@ def probe(
     is there: given again, the command goes on where it was.
     """
     from unfed.api import write_report
+    from unfed.report.views import ProbeResult
     from unfed.runs.probe import effort_of
     from unfed.runs.probe import probe as measure
     from unfed.runs.run import Run
@@ -202,7 +203,7 @@ def probe(
         echo_json(found)
     elif not quiet:
         for one in found:
-            _tell_undone(one)
+            _tell_undone(ProbeResult.of(one))
         say(f"Report: {report}")
 
 
@@ -252,14 +253,14 @@ class _Steps:
             self._told = time.monotonic()
 
 
-def _tell_undone(found: Mapping[str, Any]) -> None:
+def _tell_undone(found: "ProbeResult") -> None:
     from unfed.report.undo import COLUMNS, grid, sentence
 
-    title = f"Request {found['request']}, {found['title']}, seed {found['seed']}"
+    title = f"Request {found.request}, {found.title}, seed {found.seed}"
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     table.add_column("", overflow="fold")
     for name in COLUMNS.values():
-        table.add_column(name.format(title=escape(str(found["title"]))), justify="right")
+        table.add_column(name.format(title=escape(found.title)), justify="right")
     body, notes = grid([found])
     for row, cells in body:
         table.add_row(row, *(escape(cell) for cell in cells))

@@ -77,11 +77,11 @@ def report(
 
 def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
     from unfed.api import results
-    from unfed.report import tables, wording
+    from unfed.report import RunInfo, tables
 
     found = results(run, rule)
     if kind in ("md", "latex"):
-        return (tables.markdown if kind == "md" else tables.latex)(found, words=wording.of(run.description))
+        return (tables.markdown if kind == "md" else tables.latex)(found, words=RunInfo.of(run.description).words)
     if kind == "csv":
         return tables.csv_text(run.lines() if rounds else tables.records(found))
     told = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
@@ -90,9 +90,9 @@ def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
 
 def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
     from unfed.folder.handed_out import hand_out
-    from unfed.report import figures
+    from unfed.report import RunInfo, figures
 
-    drawn = figures.pictures(run.info(), run.lines(), rule)
+    drawn = figures.pictures(RunInfo.of(run.info()), run.lines(), rule)
     if not drawn:
         raise UnfedError(f"{run.folder.path} has no evaluated round to draw yet; go on with {run.going_on}.")
     if folder.exists() and not folder.is_dir():
@@ -106,12 +106,13 @@ def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
 def _old_evidence(run: Path, out: Path | None, kind: str) -> None:
     from unfed import storage
     from unfed.folder.old_evidence import OldEvidence
+    from unfed.report import RunInfo
     from unfed.report.html import render
 
     if kind != "html":
         raise UnfedError(f"{run} is evidence of an earlier version, which is shown as a page; leave --format out.")
     info, lines = OldEvidence.of(run).as_run(run.resolve().name)
-    storage.write_bytes(out or run / "report.html", render(info, lines).encode())
+    storage.write_bytes(out or run / "report.html", render(RunInfo.of(info), lines).encode())
     say(f"Report: {out or run / 'report.html'}")
 
 
@@ -188,6 +189,7 @@ def folders(where: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def _listed(folder: Path, base: Path, page: Path) -> "Listed":
+    from unfed.report import RunInfo
     from unfed.report.compare import Listed
     from unfed.runs.run import Run
     from unfed.runs.status import status
@@ -197,7 +199,7 @@ def _listed(folder: Path, base: Path, page: Path) -> "Listed":
         run = Run.open(folder)
         stands = status(run)
         told = {**run.info(), "in_force": stands["in_force"]}
-        return Listed(name, _link(folder / "report.html", page), told, run.lines(), stands["state"])
+        return Listed(name, RunInfo.of(told), run.lines(), _link(folder / "report.html", page), stands["state"])
     except UnfedError as error:
         return Listed(name, error=str(error))
 

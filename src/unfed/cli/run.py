@@ -154,7 +154,7 @@ def _begin(config: "Config", out: Path | None, name: str, silent: bool) -> "Run"
 
 def _say_that_it_exists(run: "Run", silent: bool) -> None:
     """Of a folder that holds the very run that was asked for: what is done about it."""
-    from unfed.report.sentences import date_text
+    from unfed.report.wording import date_text
     from unfed.runs.status import status
 
     state, where = status(run)["state"], run.folder.path

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -33,6 +33,7 @@ from unfed.errors import UnfedError, counted, typed
 if TYPE_CHECKING:
     from unfed.config.config import Config
     from unfed.measures.population.store import Accuracy, Population
+    from unfed.report.views import JudgedPopulation
     from unfed.runs.run import Run
     from unfed.studies.grid import Said
     from unfed.studies.stress import HarmLeft
@@ -149,11 +150,13 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
     from unfed import storage
     from unfed.api import enter_comparison
     from unfed.cli.display import print_results
+    from unfed.report import RunInfo
     from unfed.report.compare import Compared, compared_rows, render, words_of
     from unfed.report.tables import star
     from unfed.studies import sweep as sweeping
 
-    told = [Compared(name, *sweeping.merged(members)) for name, members in groups.items()]
+    merged = {name: sweeping.merged(members) for name, members in groups.items()}
+    told = [Compared(name, RunInfo.of(info), lines) for name, (info, lines) in merged.items()]
     told = [one for one in told if one.lines]
     if len(told) < 2:
         return None
@@ -281,6 +284,7 @@ def judge(
     from unfed.api import write_report
     from unfed.measures.population import store
     from unfed.report.html import population_page
+    from unfed.report.views import JudgedPopulation
     from unfed.runs.run import Run
     from unfed.studies.judging import QUICK, judged, put_into
 
@@ -290,22 +294,22 @@ def judge(
         stderr.print(f"Judging {found.about.models} models of each kind …", soft_wrap=True)
     whole = judged(found, QUICK if quick else None)
     report = population / "report.html"
-    storage.write_bytes(report, population_page(whole).encode())
+    storage.write_bytes(report, population_page(JudgedPopulation.of(whole)).encode())
     if opened is not None:
         put_into(opened, found, whole)
         report = write_report(opened)
     if as_json:
         echo_json(whole)
     elif not quiet:
-        _tell_judged(whole)
+        _tell_judged(JudgedPopulation.of(whole))
         say(f"Report: {report}")
 
 
-def _tell_judged(whole: dict[str, Any]) -> None:
-    from unfed.report.how_sure import COLUMNS, about_tuning, answers, grid
+def _tell_judged(whole: "JudgedPopulation") -> None:
+    from unfed.report.how_sure import COLUMNS, about_tuning, answer_sentences, grid
 
     (*methods, own), notes = grid(whole)
-    say(*(str(answer["sentence"]) for one in whole["methods"].values() for _, answer in answers(one)))
+    say(*answer_sentences(whole))
     for first in range(0, len(methods), BESIDE):
         some = [*methods[first : first + BESIDE], own]
         table = Table(box=None, pad_edge=False)

@@ -25,8 +25,8 @@ from unfed.paper import views
 from unfed.paper.items import Item, SharedRun, Spec, shared
 from unfed.paper.items import items as all_items
 from unfed.paper.views.base import BY, Section, TextTable, first_seed, plain
-from unfed.report import html, tables
-from unfed.report.sentences import date_text
+from unfed.report import RunInfo, html, tables
+from unfed.report.wording import date_text
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
@@ -212,7 +212,7 @@ def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: 
         sets=list(sets),
         every={section.item.id for section in sections} == set(all_items()),
         when=date_text(now()),
-        facts=html.facts(about),
+        run=RunInfo.of(about),
         sections=[_view(section) for section in sections],
     )
 
@@ -224,7 +224,7 @@ def _view(section: Section) -> dict[str, Any]:
         "title": section.item.title,
         "table": html.table_view(section.rows, BY) if section.rows else None,
         "grids": section.grids,
-        "pictures": [{"title": p.title, "svg": p.svg, "reason": p.reason} for p in section.pictures],
+        "pictures": section.pictures,
         "published": section.published,
         "said": section.said,
     }

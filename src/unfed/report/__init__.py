@@ -1,19 +1,18 @@
-"""From a run folder to something a person can read.
+"""From a run folder to tables, figures and pages that a person can read.
 
-Rules choose rounds, tables and figures show them.
+    lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / records
+    RunInfo.of(run.info())    ├► figures.curves, cost_bars, gap_by_cost ─┐
+                              ├► officer.officer_part ───────────────────┼► html.render ─► one self-contained page
+                              └► sentences, ranking, undo, how_sure ─────┘   compare.render ─► one for several runs
 
-    lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / plain
-                              ├► figures.curves, cost_bars, gap_by_cost ─┐
-    Run.info()                ├► officer.officer_view ───────────────────┼► html.render ─► one self-contained page
-                              └► words.sentence, ranking.words ──────────┘   compare.render ─► one for several runs
-
-`html` and `compare` are imported from their own modules, so that a table on the console does not wait for matplotlib.
-Nothing here trains, attacks or measures: whatever is shown was written by the run.
+`views` turns what a run says of itself into frozen values, once. `html` and `compare` are imported from their own
+modules, so that a table on the console does not wait for matplotlib. Nothing here trains, attacks or measures.
 """
 
 from __future__ import annotations
 
 from unfed.report.rules import RULES, Row, rows
-from unfed.report.tables import latex, markdown, plain
+from unfed.report.tables import latex, markdown
+from unfed.report.views import RunInfo
 
-__all__ = ["RULES", "Row", "latex", "markdown", "plain", "rows"]
+__all__ = ["RULES", "Row", "RunInfo", "latex", "markdown", "rows"]

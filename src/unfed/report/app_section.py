@@ -1,6 +1,6 @@
 """What a Flower app that is not unfed's own says of the models: its own metrics, under its own names.
 
-    lines[*]["app"]     per round what those who stay, the server and, with its leave, the leaver say
+    lines[*]["app"]     per round what the clients that stay, the server and, with its leave, the leaver say
 
 The rest of the page is that of any run. What such an app cannot give says why.
 """
@@ -8,51 +8,72 @@ The rest of the page is that of any run. What such an app cannot give says why.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
+from unfed.errors import counted
 from unfed.measures.trajectory import Line, OfApp
 from unfed.report.figures import BySeed
+from unfed.report.views import RequestInfo, RunInfo
 from unfed.values import not_measured
 
 LEAVER = "client {}, which left, with its leave"
 TURNED = ", of the model with the perturbation taken back"
 
+MetricRow = tuple[str, str, str, str]
+"""A metric of the app: its name, who says it, before and after."""
 
-def view(run: Mapping[str, Any], request: Mapping[str, Any], methods: Mapping[str, BySeed]) -> dict[str, Any] | None:
-    """The app's metrics before and after, and what clients say of rows; None for unfed's own runs."""
-    if not run.get("app"):
+
+@dataclass(frozen=True)
+class AppPart:
+    """The app's metrics before and after, and what clients say of rows."""
+
+    strategy: str
+    metrics: list[MetricRow]
+    classes: list[str]
+    messages: int
+    """How often leavers were asked to measure a model, with their leave."""
+    notes: list[str]
+    missing: dict[str, str]
+
+
+def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, BySeed]) -> AppPart | None:
+    """What the app says of one request; None for unfed's own runs."""
+    if not run.app:
         return None
     lines = [line for name, by_seed in methods.items() if name != "before" for one in by_seed.values() for line in one]
     was = [line.get("app", OfApp()) for own in methods.get("before", {}).values() for line in own]
     before = was[-1] if was else OfApp()
     told = [line.get("app", OfApp()) for line in lines]
-    after = told[-1] if told else OfApp()
-    return {
-        "strategy": str(run["app"].get("strategy", "")),
-        "metrics": _metrics(before, lines),
-        "classes": [*_classes(request, told)],
-        "asked": _asked(before, told),
-        "left_out": [
-            (line["round"], client, sum(own["rows"].values()), own["of"])
-            for line in lines
-            for client, own in line.get("app", {}).get("left_out", {}).items()
-        ],
-        "notes": [
-            *(f"Round {new['round']} changed nothing." for old, new in pairwise(lines) if _model(old) == _model(new)),
+    every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
+    left_out = [
+        f"Round {line['round']}: client {client} left {sum(own['rows'].values())} of {own['of']} rows out."
+        for line in lines
+        for client, own in line.get("app", {}).get("left_out", {}).items()
+    ]
+    same = [new["round"] for old, new in pairwise(lines) if _model(old) == _model(new)]
+    return AppPart(
+        strategy=str(run.app.get("strategy", "")),
+        metrics=_metrics(before, lines),
+        classes=[*_classes(request, told)],
+        messages=sum(len(one.get("leaver", {})) for one in every),
+        notes=[
+            *left_out[:100],
+            *(f"Round {number} changed nothing." for number in same),
             *(sentence for one in told for sentence in one.get("heavy", ())),
         ],
-        "missing": _missing(request, before, after),
-    }
+        missing=_missing(request, before, told[-1] if told else OfApp()),
+    )
 
 
-def _missing(request: Mapping[str, Any], before: OfApp, after: OfApp) -> dict[str, str]:
+def _missing(request: RequestInfo, before: OfApp, after: OfApp) -> dict[str, str]:
     """What is not known of the model after, and why."""
     found = {}
     answers = [*before.get("leaver", {}).values(), *after.get("leaver", {}).values()]
     if not any(isinstance(one, Mapping) for one in answers):
         why = "the leaver gave no leave to be asked, so its rows are not scored"
-        if request.get("classes"):
+        if request.classes:
             why = "no client is asked to score the rows that it left out; a metric of the app's own would stand here"
         found["Forget accuracy"] = not_measured(answers[0] if answers else why)
     if "turned_back" not in after:
@@ -62,26 +83,21 @@ def _missing(request: Mapping[str, Any], before: OfApp, after: OfApp) -> dict[st
     return found | {name: not_measured(why) for name, why in after.get("unmeasured", {}).items()}
 
 
-def _asked(before: OfApp, told: Sequence[OfApp]) -> str:
-    """How often leavers were asked to measure, with their leave."""
-    every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
-    count = sum(len(one.get("leaver", {})) for one in every)
-    return f"Messages to who left, with its leave, to measure a model: {count}."
-
-
-def _classes(request: Mapping[str, Any], told: Sequence[OfApp]) -> Iterator[str]:
+def _classes(request: RequestInfo, told: Sequence[OfApp]) -> Iterator[str]:
     """What clients say of the rows of each class that left, in the last round in which any said it."""
     said = [one["left_out"] for one in told if one.get("left_out")]
-    for number in request.get("classes") or ():
-        rows = [one["rows"].get(str(number), 0) for one in (said[-1].values() if said else ())]
-        clients = "1 client says" if len(rows) == 1 else f"{len(rows)} clients say"
-        count = "1 row of it was" if sum(rows) == 1 else f"{sum(rows):,} rows of it were"
-        yield f"Class {number}: {clients} that {count} left out of the last training."
+    for number in request.classes:
+        rows = [one["rows"].get(number, 0) for one in (said[-1].values() if said else ())]
+        clients = counted(len(rows), "client") + (" says" if len(rows) == 1 else " say")
+        yield (
+            f"Class {number}: {clients} that {counted(sum(rows), 'row')} of it"
+            f" {'was' if sum(rows) == 1 else 'were'} left out of the last training."
+        )
 
 
-def _metrics(before: OfApp, lines: Sequence[Line]) -> list[tuple[str, str, str, str]]:
-    """One row per metric of the app: its name, who says it, before and after."""
-    found: list[tuple[str, str, str, str]] = []
+def _metrics(before: OfApp, lines: Sequence[Line]) -> list[MetricRow]:
+    """One row per metric of the app."""
+    found: list[MetricRow] = []
     told = [line.get("app", OfApp()) for line in lines]
     after: Mapping[str, Any] = told[-1] if told else {}
     back: Mapping[str, Any] = after.get("turned_back", {})
@@ -89,13 +105,15 @@ def _metrics(before: OfApp, lines: Sequence[Line]) -> list[tuple[str, str, str, 
         spoken = [line for line in lines if line.get("app", {}).get(source)]
         was: Mapping[str, Any] = cast(Any, before).get(source) or {}
         last: Mapping[str, Any] = cast(Any, spoken[-1]["app"])[source] if spoken else {}
-        late = f", after round {spoken[-1]['round']}; the last model was not evaluated" if _stale(spoken, told) else ""
+        # A strategy may evaluate now and then, and then not the last model.
+        stale = bool(spoken) and _model(spoken[-1]) != told[-1].get("fingerprint")
+        late = f", after round {spoken[-1]['round']}; the last model was not evaluated" if stale else ""
         found += _rows(who + late, was, last)
         found += _rows(who + TURNED, was, back[source]) if back.get(source) else []
-    answers = {when: one.get("leaver", {}) for when, one in (("was", before), ("last", after), ("back", back))}
-    for client in sorted({*answers["was"], *answers["last"]}):
-        own = {when: one.get(client) for when, one in answers.items()}
-        was, last, turned = (one if isinstance(one, Mapping) else {} for one in own.values())
+    answers = [one.get("leaver", {}) for one in (cast(Mapping[str, Any], before), after, back)]
+    for client in sorted({*answers[0], *answers[1]}):
+        own = [one.get(client) for one in answers]
+        was, last, turned = (one if isinstance(one, Mapping) else {} for one in own)
         found += _rows(LEAVER.format(client), was, last)
         found += _rows(LEAVER.format(client) + TURNED, was, turned) if turned else []
     return found
@@ -105,13 +123,8 @@ def _model(line: Line) -> str | None:
     return line.get("app", {}).get("fingerprint")
 
 
-def _stale(spoken: Sequence[Line], told: Sequence[OfApp]) -> bool:
-    """Whether a source speaks of a model that is not the last: a strategy may evaluate now and then."""
-    return bool(spoken) and spoken[-1]["app"].get("fingerprint") != told[-1].get("fingerprint")
-
-
 def _staying(before: OfApp, told: Sequence[OfApp]) -> str:
-    """Who of those that stay speaks: a strategy may ask some, and others before than after."""
+    """Which of the clients that stay speak: a strategy may ask some, and others before than after."""
     was = before.get("evaluated", [])
     spoken = [one["evaluated"] for one in told if one.get("evaluate") and one.get("evaluated")]
     now = spoken[-1] if spoken else []
@@ -120,7 +133,7 @@ def _staying(before: OfApp, told: Sequence[OfApp]) -> str:
     return f"those asked of the clients that stay, {len(was)} before and {len(now)} after, not the same ones"
 
 
-def _rows(who: str, was: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def _rows(who: str, was: Mapping[str, Any], last: Mapping[str, Any]) -> list[MetricRow]:
     return [(name, who, _text(was.get(name)), _text(last.get(name))) for name in sorted({*was, *last})]
 
 

@@ -139,7 +139,7 @@ FORMATS = ("svg", "pdf", "csv")
 
 
 @dataclass(frozen=True)
-class Point:
+class DrawnValue:
     """One value of a picture: whose it is, where it stands in the axes, and how it is said."""
 
     x: float
@@ -195,25 +195,23 @@ class Picture:
         """What a notebook shows."""
         return self.svg()
 
-    def downloads(self) -> list[dict[str, str]]:
-        """Links that hold the files themselves: the page stays one file."""
+    def downloads(self) -> list[tuple[str, str]]:
+        """Files and links that hold them: the page stays one file."""
         kinds = {"svg": "image/svg+xml", "csv": "text/csv"}
         return [
-            {
-                "kind": kind.upper(),
-                "file": f"{self.name}.{kind}",
-                "href": f"data:{kinds[kind]};base64,{base64.b64encode(self.bytes(kind)).decode()}",
-            }
-            for kind in kinds
+            (f"{self.name}.{kind}", f"data:{mime};base64,{base64.b64encode(self.bytes(kind)).decode()}")
+            for kind, mime in kinds.items()
         ]
-
-    def view(self) -> dict[str, Any]:
-        """What a template shows of it."""
-        return {"title": self.title, "svg": self.inline, "reason": "", "downloads": self.downloads()}
 
 
 def picture(
-    figure: Figure, name: str, title: str, told: str, header: Sequence[str], points: Sequence[Point], caption: str = ""
+    figure: Figure,
+    name: str,
+    title: str,
+    told: str,
+    header: Sequence[str],
+    points: Sequence[DrawnValue],
+    caption: str = "",
 ) -> Picture:
     """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page.
 
@@ -229,7 +227,7 @@ def picture(
     return Picture(name, caption or title, page, alone, tuple(header), tuple(point.row for point in points), figure)
 
 
-def _spots(figure: Figure, points: Sequence[Point]) -> list[str]:
+def _spots(figure: Figure, points: Sequence[DrawnValue]) -> list[str]:
     """An invisible circle at each value, which says it when it is pointed at."""
     if not points:
         return []

@@ -25,11 +25,11 @@ from unfed.errors import UnfedError, listed, nearest
 from unfed.measures.metrics import mean_std, reading
 from unfed.measures.population.attacks import ATTACKS
 from unfed.measures.trajectory import Line
-from unfed.report import wording
-from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, Picture, Point, picture
+from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, DrawnValue, Picture, picture
 from unfed.report.rules import Row, Trajectory, is_model, named, results, rows, trajectories
 from unfed.report.tables import name_of
-from unfed.report.undo import Found, fitted, mean_of, value, worst
+from unfed.report.undo import by_method, fitted, mean_of, value, worst
+from unfed.report.views import JudgedPopulation, ProbeResult, RunInfo
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import Value, is_measured, not_measured
 
@@ -45,7 +45,7 @@ COST_BARS = ("comm_bytes", "flops", "seconds")
 
 
 @dataclass(frozen=True)
-class Series:
+class CurveSeries:
     """One line of a picture: its name, its colour, its dash, and the rounds it is drawn from."""
 
     name: str
@@ -55,7 +55,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Dot:
+class CostDot:
     """One point of a scatter: its label, its look, the row it shows."""
 
     name: str
@@ -81,13 +81,15 @@ def curves(methods: Mapping[str, BySeed], metric: str, *, name: str, unit: str =
     `name` keeps identifiers apart on a page.
     """
     numbers = styles(list(methods))
-    series = [Series(name_of(m), number, number, methods[m]) for m, number in numbers.items()]
-    retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods and "retrain" not in numbers else []
+    series = [CurveSeries(name_of(m), number, number, methods[m]) for m, number in numbers.items()]
+    retrain = (
+        [CurveSeries("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods and "retrain" not in numbers else []
+    )
     return series_lines(series, retrain, metric, name=name, unit=unit)
 
 
 def series_lines(
-    series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str, unit: str = "round"
+    series: Sequence[CurveSeries], references: Sequence[CurveSeries], metric: str, *, name: str, unit: str = "round"
 ) -> Picture | None:
     """The same for any lines, each reference dashed at its last value."""
     drawn = [(one, points) for one in series if (points := _points(one.by_seed, metric))]
@@ -110,7 +112,7 @@ def series_lines(
         told = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
         told += [f"{one.name} ends at {value:.1f}" for one, value in levels]
         shown = [
-            Point(
+            DrawnValue(
                 t, mean, f"{one.name}, {unit} {t}: {mean:.2f}{f' ± {std:.2f}' if std else ''}", (one.name, t, mean, std)
             )
             for one, points in drawn
@@ -143,7 +145,7 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FED
         axes.set_xticks([])
         told = "; ".join(f"{label} {write(value)}" for label, value, _ in bars) + "."
         shown = [
-            Point(value, place, f"{label}: {write(value)}", (label, value))
+            DrawnValue(value, place, f"{label}: {write(value)}", (label, value))
             for place, (label, value, _) in enumerate(bars)
         ]
         return picture(figure, name, f"{title} up to the reported {words.unit}", told, ("method", cost), shown, title)
@@ -153,14 +155,14 @@ def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str, words: Wording = F
     """Average gap over cost, one point per method; None where fewer than two methods have both."""
     number = styles([row.method for row in rows])
     dots = [
-        Dot(name_of(row.method), None if row.is_reference else number[row.method], number.get(row.method, 0), row)
+        CostDot(name_of(row.method), None if row.is_reference else number[row.method], number.get(row.method, 0), row)
         for row in rows
         if not row.is_before
     ]
     return scatter(dots, cost, name=name, words=words)
 
 
-def scatter(dots: Sequence[Dot], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
+def scatter(dots: Sequence[CostDot], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
     """The same for any points. Retrain has no gap to itself and stands hollow on the ground line."""
     placed = []
     for dot in dots:
@@ -187,12 +189,12 @@ def scatter(dots: Sequence[Dot], cost: str, *, name: str, words: Wording = FEDER
         else:
             axes.set_xlim(0, high * 1.35)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, write)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value).replace(".0 ", " ")))
         axes.set_xlabel(title.lower())
         axes.set_ylabel("average gap" + (" (root scale)" if rooted else ""))
         _label(figure, axes, placed)
         told = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
-        shown = [Point(x, y, f"{d.name}: {write(x)}, a gap of {y:.2f}", (d.name, x, y)) for d, x, y in placed]
+        shown = [DrawnValue(x, y, f"{d.name}: {write(x)}, a gap of {y:.2f}", (d.name, x, y)) for d, x, y in placed]
         header = ("method", cost, "average_gap")
         return picture(figure, name, f"Average gap against {title.lower()}", told, header, shown, title)
 
@@ -207,7 +209,9 @@ def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     crowded = sum(0 < gap < top / 6 for gap in gaps) > 1
     if crowded:
-        axes.set_yscale("function", functions=(_root, _square))
+        axes.set_yscale(
+            "function", functions=(lambda v: np.sign(v) * np.sqrt(np.abs(v)), lambda v: np.sign(v) * np.square(v))
+        )
         axes.set_ylim(-0.012 * top, 1.2 * top)
         step = 10 ** math.floor(math.log10(top))
         axes.set_yticks([0, *(step * part for part in (0.1, 0.5, 1, 2, 5) if step * part < 1.2 * top)])
@@ -216,20 +220,7 @@ def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
     return crowded
 
 
-def _root(values: Any) -> Any:
-    return np.sign(values) * np.sqrt(np.abs(values))
-
-
-def _square(values: Any) -> Any:
-    return np.sign(values) * np.square(values)
-
-
-def _tick(value: float, write: object) -> str:
-    text = str(write(value)) if callable(write) else str(value)
-    return text.replace(".0 ", " ")
-
-
-def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[Dot, float, float]]) -> None:
+def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[CostDot, float, float]]) -> None:
     """Names beside their points, moved apart where they would lie on each other."""
     engine = figure.get_layout_engine()
     assert engine is not None, "figures here are laid out by one"
@@ -280,7 +271,7 @@ def _final(lines: Trajectory) -> Mapping[str, object]:
     return (results(lines) or lines)[-1]
 
 
-def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: Series) -> None:
+def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: CurveSeries) -> None:
     rounds, means, stds = (list(part) for part in zip(*points, strict=True))
     colour, dash = SERIES[one.colour % len(SERIES)], DASHES[one.dash % len(DASHES)]
     # A single point would be an invisible line, and half of it one at the edge.
@@ -318,23 +309,21 @@ def _finish_curves(axes: Axes, last_round: float, unit: str) -> None:
 PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
 
 
-def undo_pictures(found: Sequence[Found], name: str) -> list[Picture]:
+def undo_pictures(found: Sequence[ProbeResult], name: str) -> list[Picture]:
     """What undoing brings back, a picture for each measure that has something to show."""
-    methods: dict[str, list[Found]] = {}
-    for one in found:
-        methods.setdefault(str(one["method"]), []).append(one)
+    methods = by_method(found)
     drawn = [undoing(methods, metric, name=f"{name}-{metric}") for metric in (PICTURES if methods else ())]
     return [one for one in drawn if one is not None]
 
 
-def undoing(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> Picture | None:
+def undoing(methods: Mapping[str, Sequence[ProbeResult]], metric: str, *, name: str) -> Picture | None:
     """One line per model.
 
     It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
     """
     numbers = styles(list(methods))
-    rows: list[tuple[str, str, Sequence[Found], str]] = [
-        (str(found[0]["title"]), SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
+    rows: list[tuple[str, str, Sequence[ProbeResult], str]] = [
+        (found[0].title, SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
         for label, found in methods.items()
     ]
     everybody = [one for found in methods.values() for one in found]
@@ -363,7 +352,7 @@ def undoing(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -
         axes.set_xlim(-3, 103)
         whens = ("as published", "after undoing", "after the inverse alone")
         shown = [
-            Point(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
+            DrawnValue(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
             for place, (title, _, *values) in enumerate(placed)
             for x, what in zip(values, whens, strict=True)
             if is_measured(x)
@@ -377,7 +366,7 @@ def undoing(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -
         return picture(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
 
 
-def _highest(found: Sequence[Found], who: str, path: Sequence[str]) -> Value:
+def _highest(found: Sequence[ProbeResult], who: str, path: Sequence[str]) -> Value:
     """The largest over methods: each has an inverse of its own, and a model that has none meets them all."""
     numbers = [number for one in found if is_measured(number := value(one, who, path))]
     return max(numbers) if numbers else not_measured("there is no inverse")
@@ -391,28 +380,46 @@ ROC = "{}: true against false positives (both scales log.)"
 BEFORE_DASH = (2.0, 1.6)
 
 
-def legend(judged: Mapping[str, Any], numbers: Mapping[str, int]) -> list[dict[str, str]]:
-    """How each kind of model is drawn."""
-    found = [
-        {"name": "Retrain", "colour": "var(--reference)", "dash": "none"},
-        {"name": "before", "colour": "currentColor", "dash": "3.6 2.9"},
-    ]
-    for kind, one in judged["methods"].items():
-        pattern = DASHES[numbers[kind] % len(DASHES)]
+@dataclass(frozen=True)
+class LegendItem:
+    """How a line looks, for the list beside the curves."""
+
+    name: str
+    colour: str
+    dash: str
+
+    @staticmethod
+    def of(name: str, colour: int, dash: int) -> LegendItem:
+        pattern = DASHES[dash % len(DASHES)]
         drawn = " ".join(f"{1.8 * part:g}" for part in pattern) if pattern else "none"
-        found.append(
-            {"name": str(one["title"]), "colour": f"var(--series-{numbers[kind] % len(SERIES)})", "dash": drawn}
-        )
-    return found
+        return LegendItem(name, f"var(--series-{colour % len(SERIES)})", drawn)
 
 
-def distributions(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Picture | None:
+def population_legend(judged: JudgedPopulation) -> list[LegendItem]:
+    """How each kind of model is drawn."""
+    numbers = styles(list(judged.methods))
+    return [
+        LegendItem("Retrain", "var(--reference)", "none"),
+        LegendItem("before", "currentColor", "3.6 2.9"),
+        *(LegendItem.of(one.title, numbers[kind], numbers[kind]) for kind, one in judged.methods.items()),
+    ]
+
+
+def population_pictures(judged: JudgedPopulation, name: str) -> list[Picture]:
+    """Where margins lie, and the ROC of every attack that could be tried."""
+    drawn = [distributions(judged, f"{name}-margins")]
+    drawn += [roc(judged, f"{name}-roc-{attack}", attack) for attack in ATTACKS]
+    return [one for one in drawn if one is not None]
+
+
+def distributions(judged: JudgedPopulation, name: str) -> Picture | None:
     """One outline per kind of model: where its margins lie."""
-    edges, shares = judged["distributions"]["edges"], judged["distributions"]["shares"]
+    numbers = styles(list(judged.methods))
+    edges, shares = judged.distributions["edges"], judged.distributions["shares"]
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     looks: dict[str, tuple[str, str, Any]] = {"retrain": ("Retrain", REFERENCE, None)}
-    for kind, one in judged["methods"].items():
-        looks[kind] = (str(one["title"]), *_look(numbers[kind]))
+    for kind, one in judged.methods.items():
+        looks[kind] = (one.title, *_look(numbers[kind]))
     looks["before"] = ("before", INK, BEFORE_DASH)
     points = []
     with matplotlib.rc_context(STYLE):
@@ -426,7 +433,7 @@ def distributions(judged: Mapping[str, Any], numbers: Mapping[str, int], name: s
             if dash:
                 line.set_dashes(dash)
             points += [
-                Point(x, y, f"{title}: {y:.1f} % near {x:.1f}", (title, x, y))
+                DrawnValue(x, y, f"{title}: {y:.1f} % near {x:.1f}", (title, x, y))
                 for x, y in zip(middles, heights, strict=True)
                 if y >= 0.5
             ]
@@ -444,26 +451,26 @@ def _mean(middles: list[float], shares: list[float]) -> float:
     return sum(x * share for x, share in zip(middles, shares, strict=True))
 
 
-def roc(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str, attack: str = "u-lira") -> Picture | None:
+def roc(judged: JudgedPopulation, name: str, attack: str = "u-lira") -> Picture | None:
     """One line per method; the dashed one is a coin toss. None where the attack could not be tried."""
-    tried = {kind: one["attacks"][attack] for kind, one in judged["methods"].items()}
+    tried = {kind: one.attacks[attack] for kind, one in judged.methods.items()}
     if not all(isinstance(found, Mapping) for found in tried.values()):
         return None
-    points, told = [], []
+    points, told, numbers = [], [], styles(list(judged.methods))
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axes = figure.add_subplot()
         lowest = min(found["roc"][0][0] for found in tried.values())
         axes.plot([lowest, 1], [lowest, 1], color=REFERENCE, linestyle="--", linewidth=1.4, label="a coin toss")
         for kind, found in tried.items():
-            title = str(judged["methods"][kind]["title"])
+            title = judged.methods[kind].title
             curve = [(x, y) for x, y in found["roc"] if y > 0]
             colour, dash = _look(numbers[kind])
             (line,) = axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, label=title)
             if dash:
                 line.set_dashes(dash)
             points += [
-                Point(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
+                DrawnValue(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
                 for x, y in curve[::3]
             ]
             told.append(f"{title} has AUC {found['auc']['value']:.3f}{_low(found)}")
@@ -495,15 +502,14 @@ NAMES = (*CURVES, *(f"cost-{cost}" for cost in COST_BARS), *TRADES, "training")
 """What can be drawn of a run: curves by round, bars of costs, gap against cost, and the training before it."""
 
 
-def pictures(run: Mapping[str, Any], lines: Sequence[Line], rule: str = "last") -> dict[str, Picture]:
+def pictures(run: RunInfo, lines: Sequence[Line], rule: str = "last") -> dict[str, Picture]:
     """All pictures that have something to show, by name.
 
     Where there are several requests, a name begins with the request's id.
     """
     named(rule)
-    within = float(run.get("recovered_within", 0.5))
-    chosen = rows(lines, rule, recovered_within=within)
-    grouped, words = trajectories(lines), wording.of(run)
+    chosen = rows(lines, rule, recovered_within=run.recovered_within)
+    grouped, words = trajectories(lines), run.words
     made: dict[str, Picture | None] = {}
     for request, methods in grouped.items():
         of = f"{request}-" if len(grouped) > 1 else ""
@@ -532,5 +538,5 @@ def training_picture(lines: Sequence[Line], unit: str = "round") -> Picture | No
     for line in lines:
         if line.get("request") is None:
             by_seed.setdefault(int(line["seed"]), []).append(line)
-    series = [Series("Training", 0, 0, by_seed)]
+    series = [CurveSeries("Training", 0, 0, by_seed)]
     return series_lines(series, [], "test", name="training", unit=unit)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from unfed.errors import listed
 from unfed.measures.metrics import FEWEST_APART, Spread
 from unfed.report.rules import Row
 from unfed.report.tables import is_smallest, name_of
@@ -42,7 +41,6 @@ def orders(found: Sequence[Row], words: Wording = FEDERATED) -> Orders:
 
 
 _FEWEST = {"comm_bytes": "Fewest bytes exchanged", "flops": "Least computation"}
-_SPENT = {"comm_bytes": "exchanged the fewest bytes", "flops": "computed least"}
 
 
 def _spent(found: Sequence[Row], cost: str, words: Wording) -> list[tuple[str, str]]:
@@ -150,42 +148,6 @@ def few_apart(metric: str, one: Row, other: Row) -> bool:
     """Whether two models differ on fewer rows than would be news."""
     a, b = (row.forgetting.mean if metric == "forget" else row.metrics[metric].mean for row in (one, other))
     return is_measured(a) and is_measured(b) and one.amounts_to(metric, a - b) < FEWEST_APART - 0.5
-
-
-def words(found: Sequence[Row], setting: Wording = FEDERATED) -> list[str]:
-    """The same rankings as sentences, once there are enough methods for a ranking to be news."""
-    own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
-    if len(own) < MANY:
-        return []
-    said = []
-    gaps = _nearest(own)
-    if len(gaps) > 1:
-        said.append(_closest(gaps, [name_of(row.method) for row in own if is_smallest(row, own)]))
-    for cost in setting.columns:
-        spent = _spent(own, cost, setting)
-        if len(spent) > 1 and spent[0][1] != spent[-1][1]:
-            said.append(f"{_first(spent)} {_SPENT[cost]} ({spent[0][1]}), {spent[-1][0]} most ({spent[-1][1]}).")
-    return said
-
-
-def _closest(gaps: Sequence[tuple[str, str]], alike: Sequence[str]) -> str:
-    """Who came closest and who stayed farthest away, as far as seeds and rows tell them apart."""
-    least, most = gaps[0][1], gaps[-1][1]
-    if all(name in alike for name, _ in gaps):
-        span = f"{least} for all" if least == most else f"from {least} to {most}"
-        return f"By their average gap to Retrain, {span}, these seeds and rows do not tell the methods apart."
-    beside = [name for name, value in gaps if name in alike and value != least]
-    unsure = f", which these seeds and rows do not tell from {listed(beside, 'or')}'s" if beside else ""
-    return (
-        f"{_first(gaps)} came closest to Retrain, with an average gap of {least}{unsure};"
-        f" {gaps[-1][0]} stayed farthest away, with {most}."
-    )
-
-
-def _first(places: Sequence[tuple[str, str]]) -> str:
-    """Everybody who shares the first place."""
-    names = [name for name, value in places if value == places[0][1]]
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def _lost(row: Row, retrain: Row | None) -> str:

@@ -20,30 +20,15 @@ from typing import Any
 
 from unfed.errors import UnfedError, listed
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, Spread
+from unfed.methods import METHODS
 from unfed.report.rules import COSTS, METRICS, RULES, Row
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
-NAMES = {
+NAMES = {name: method.title for name, method in METHODS.items()} | {
     "before": "Before",
     "train": "Training",
-    "retrain": "Retrain",
-    "ft": "FT",
-    "not": "NoT",
-    "sealed": "Sealed",
-    "led": "Led",
-    "federaser": "FedEraser",
-    "fukd": "FUKD",
-    "pgd": "PGD",
-    "mode": "MoDE",
-    "fcu": "FCU",
-    "randl": "RandL",
-    "ga": "GA",
-    "badt": "BadT",
-    "l1-sparse": "\u21131-sparse",
     "l1_sparse": "\u21131-sparse",
-    "ssd": "SSD",
-    "salun": "SalUn",
     "nr-freeze": "NR-Freeze",
 }
 # Rows whose reading of the paper was chosen by comparing results with it: they are marked, and why stands below.
@@ -125,12 +110,6 @@ def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) 
     )
 
 
-def plain(rows: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of strings; the best average gaps of a request carry a star."""
-    made = table(rows, words=words)
-    return list(made.header), [[f"{cell} ★" if cell.best else str(cell) for cell in cells] for cells in made.body]
-
-
 def markdown(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
     """A GitHub table; the best average gaps are bold."""
     made = table(rows, by, words)
@@ -176,7 +155,7 @@ def notes(made: Table) -> list[str]:
     """What the table cannot say in a cell."""
     several = len({row.request for row in made.rows}) > 1
     found = [
-        f"{f'For {name}, no' if several else 'No'} method is nearer to Retrain than Before, which is what doing nothing"
+        f"{f'{name}: ' if several else ''}No method is nearer to Retrain than Before, which is what doing nothing"
         " leaves; none is marked as best."
         for name in without_best(made.rows)
     ]
@@ -235,37 +214,29 @@ def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
 
 def by_chance(rows: Sequence[Row]) -> list[str]:
     """How far the numbers can be trusted: by how few rows they are of, and by how seeds differ."""
-    told = (_of_few_rows(rows), *_not_told_apart(rows), _beside_before(rows), seed_by_seed(rows))
-    return [sentence for sentence in told if sentence]
+    said = []
+    requests = list(dict.fromkeys(row.request for row in rows))
+    for request in requests:
+        own = [row for row in rows if row.request == request]
+        each = (_of_few_rows(own), _not_told_apart(own), _beside_before(own), seed_by_seed(own))
+        said += [f"{request}: {sentence}" if len(requests) > 1 else sentence for sentence in each if sentence]
+    return said
 
 
-def _not_told_apart(rows: Sequence[Row]) -> Iterator[str]:
-    """Who shares the first place, where these are too many for a mark to tell something."""
-    several = len({row.request for row in rows}) > 1
-    for request, ahead in crowded(rows).items():
-        who = listed([name_of(row.method) for row in ahead], "and")
-        yield (
-            f"{f'For {request}, ' if several else ''}{who} share the smallest average gap, as far as these seeds and"
-            " rows tell; they are more than half of the methods, so none is marked as best."
-        )
+def _not_told_apart(rows: Sequence[Row]) -> str:
+    """Who shares the first place, where these are too many for a mark to mean something."""
+    ahead = [name_of(row.method) for found in crowded(rows).values() for row in found]
+    more = "as far as these seeds and rows tell; they are more than half of the methods, so none is marked as best."
+    return f"{listed(ahead, 'and')} share the smallest average gap, {more}" if ahead else ""
 
 
 def _of_few_rows(rows: Sequence[Row]) -> str:
     """How uncertain the numbers about the forgotten rows are for want of more rows, at most."""
-    own: dict[str, str] = {}
     each = any(len(row.seeds) > 1 for row in rows)
-    for request in dict.fromkeys(row.request for row in rows):
-        mine = [row for row in rows if row.request == request]
-        counts = [count for row in mine for count in row.rows.get("forget", ())]
-        largest = {name: max(row.errors.get(name, 0.0) for row in mine) for name in ("mia", "forget")}
-        if told := moved_by_chance(counts, largest, each):
-            own[request] = told
-    if len({row.request for row in rows}) == 1:
-        told = "".join(own.values())
-    else:
-        told = "; ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in own.items())
-    more = "" if each else "; take no smaller difference for a finding"
-    return f"{told} (one standard error){more}." if told else ""
+    counts = [count for row in rows for count in row.rows.get("forget", ())]
+    largest = {name: max(row.errors.get(name, 0.0) for row in rows) for name in ("mia", "forget")}
+    said, more = moved_by_chance(counts, largest, each), "" if each else "; take no smaller difference for a finding"
+    return f"{said} (one standard error){more}." if said else ""
 
 
 def moved_by_chance(counts: Sequence[int], errors: Mapping[str, float], each: bool) -> str:
@@ -280,30 +251,25 @@ def moved_by_chance(counts: Sequence[int], errors: Mapping[str, float], each: bo
 
 def _beside_before(rows: Sequence[Row]) -> str:
     """That doing nothing is as near to Retrain as the best, as far as can be told."""
-    alike = beside_before(rows)
-    several = len({row.request for row in rows}) > 1
-    where = f" (for {listed(alike, 'and')})" if several else ""
-    said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves"
-    return f"{said}{where}." if alike else ""
+    alike = any(row.is_before and is_smallest(row, rows) for row in rows) and any(is_ahead(row, rows) for row in rows)
+    said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves."
+    return said if alike else ""
 
 
 def seed_by_seed(rows: Sequence[Row]) -> str:
     """How large the gaps are within the seeds, where that reads otherwise than between their means."""
-    own: dict[str, list[str]] = {}
-    cancelled = False
-    for row in rows:
-        gap, within = row.average_gap.mean, row.seed_gap.mean if row.seed_gap else ""
-        if row.is_reference or len(row.seeds) < 2 or not (is_measured(gap) and is_measured(within)):
-            continue
-        own.setdefault(row.request, []).append(f"{name_of(row.method)} {within:.2f}")
-        cancelled = cancelled or f"{gap:.2f}" != f"{within:.2f}"
-    several = len({row.request for row in rows}) > 1
-    told = "; ".join((f"{name}: " if several else "") + ", ".join(gaps) for name, gaps in own.items())
+    gaps = {
+        name_of(row.method): (f"{row.average_gap.mean:.2f}", f"{row.seed_gap.mean:.2f}")
+        for row in rows
+        if not row.is_reference and len(row.seeds) > 1 and row.seed_gap
+        if is_measured(row.average_gap.mean) and is_measured(row.seed_gap.mean)
+    }
     said = (
         "A gap lies between the means over seeds, as in the paper, where seeds that err in opposite directions cancel;"
-        f" ± is the spread of each seed's own. The mean of the seeds' own average gaps: {told}."
+        " ± is the spread of each seed's own. The mean of the seeds' own average gaps: "
     )
-    return said if cancelled else ""
+    each = ", ".join(f"{name} {within}" for name, (_, within) in gaps.items())
+    return f"{said}{each}." if any(between != within for between, within in gaps.values()) else ""
 
 
 def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:
@@ -311,8 +277,8 @@ def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:
         yield from (Cell(DASH) for _ in (*words.columns, words.units))
         return
     for name in words.columns:
-        value, (_, write) = row.costs[name].mean, words.cost(name)
-        yield Cell(write(value)) if is_measured(value) else Cell(str(value), missing=True)
+        value = row.costs[name].mean
+        yield Cell(words.cost_text(name, value), missing=not is_measured(value))
     yield Cell(rounds_text(row.rounds))
 
 
@@ -424,12 +390,6 @@ def without_best(rows: Sequence[Row]) -> list[str]:
     compared = {row.request: None for row in rows if _is_method(row) and is_measured(row.average_gap.mean)}
     ahead = {row.request for row in rows if is_ahead(row, rows)}
     return [name for name in compared if name not in ahead]
-
-
-def beside_before(rows: Sequence[Row]) -> list[str]:
-    """The requests (or runs) in which doing nothing is not told from the best by its gap."""
-    ahead = {row.request for row in rows if is_ahead(row, rows)}
-    return [row.request for row in rows if row.is_before and row.request in ahead and is_smallest(row, rows)]
 
 
 def star(rows: Sequence[Row]) -> str:

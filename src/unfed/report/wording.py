@@ -1,4 +1,4 @@
-"""What things are called: the words of each setting, numbers with their units, and what each measure means.
+"""What things are called: words of each setting, units of numbers, meanings of measures.
 
     federated   rounds, clients, bytes exchanged
     central     epochs, one place; no client is asked and nothing is sent
@@ -10,11 +10,14 @@ Pages, tables and the terminal take these words from here, so that a run is desc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 
-from unfed.measures.metrics import COLUMNS, COSTS, GAP_METRICS, shown_in
+from unfed.errors import listed
+from unfed.measures.metrics import COLUMNS, GAP_METRICS, shown_in
+from unfed.measures.metrics import COSTS as COST_COLUMNS
+from unfed.values import Value, is_measured
 
 BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
@@ -39,12 +42,43 @@ def seconds_text(value: float) -> str:
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    for power, unit in enumerate(units):
-        scaled = value / 1000**power
-        # 999.95 would be printed as 1000.0; the next unit says it better.
-        if scaled < 999.95 or power == len(units) - 1:
-            return f"{scaled:.0f} {unit}" if power == 0 else f"{scaled:.1f} {unit}"
-    raise AssertionError("the last unit takes everything")
+    power = 0
+    # 999.95 would be printed as 1000.0; the next unit says it better.
+    while value / 1000**power >= 999.95 and power < len(units) - 1:
+        power += 1
+    return f"{value / 1000**power:.{min(power, 1)}f} {units[power]}"
+
+
+def date_text(text: str) -> str:
+    """`15 November 2026, 04:00 UTC`; text that is no ISO date is shown as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    zone = f" {moment.tzname()}" if moment.tzinfo else ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+
+
+def several(noun: str, names: Sequence[str]) -> tuple[str, bool]:
+    """`Client 3`, `Clients 0, 3 and 4`, `9 clients`; and whether that is plural."""
+    if len(names) == 1:
+        return f"{noun} {names[0]}", False
+    many = noun + ("es" if noun.endswith("s") else "s")
+    return (f"{len(names)} {many.lower()}" if len(names) > 6 else f"{many} {listed(names, 'and')}"), True
+
+
+def span_text(rounds: Sequence[int]) -> str:
+    """Rounds as a reader would list them: `rounds 1 to 20`, `rounds 1 to 3, 5 and 9`, `no round`."""
+    spans: list[list[int]] = []
+    for t in sorted(set(rounds)):
+        if spans and t == spans[-1][-1] + 1:
+            spans[-1].append(t)
+        else:
+            spans.append([t])
+    parts = [f"{span[0]} to {span[-1]}" if len(span) > 2 else " and ".join(map(str, span)) for span in spans]
+    if len(parts) > 8:
+        return f"{len(set(rounds))} rounds between {spans[0][0]} and {spans[-1][-1]}"
+    return f"{'round' if len(set(rounds)) == 1 else 'rounds'} {listed(parts, 'and')}" if parts else "no round"
 
 
 # --- the words of a setting -------------------------------------------------------------------------------------------
@@ -67,23 +101,13 @@ class Wording:
 
     setting: str
     unit: str = "round"
-    """One step of a run: where one place holds all data, nobody goes round."""
+    """One step of a run."""
     holder: str = "client"
     """Who is asked to train."""
-    whose: str = " of every client"
-    """Whose data a share of all data is."""
     columns: tuple[str, ...] = ("comm_bytes", "flops")
     """The costs that a table of results shows."""
     ledger: tuple[str, ...] = tuple(_COSTS)
     """All costs, for the table of costs; whole messages only where there were any."""
-    asked: str = "Who was asked"
-    """The heading above what is known of who took part."""
-    folder: str = "the run folder"
-    """Where the files of the run lie."""
-    elsewhere: str = "backups, models already handed out, what clients keep"
-    """Where copies may lie that this run knows nothing of."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Names of costs that differ from the usual ones."""
 
     @property
     def units(self) -> str:
@@ -102,41 +126,16 @@ class Wording:
     def cost(self, name: str) -> tuple[str, Callable[[float], str]]:
         """What a cost is called, and how its value is written."""
         usual, write = _COSTS[name]
-        return self.renamed.get(name, usual), write
+        return (f"{usual}, by the server's clock" if (self.setting, name) == ("flower", "seconds") else usual), write
+
+    def cost_text(self, name: str, value: Value) -> str:
+        """A cost with its unit, or why there is none."""
+        return self.cost(name)[1](value) if is_measured(value) else str(value)
 
 
 FEDERATED = Wording("federated")
-CENTRAL = Wording(
-    "central",
-    unit="epoch",
-    holder="place",
-    whose="",
-    columns=("flops",),
-    ledger=("flops", "seconds"),
-    asked="Which rows were read",
-    elsewhere="backups, models already handed out",
-)
-FLOWER = Wording(
-    "flower",
-    holder="node",
-    asked="Which nodes were asked",
-    folder="the run folder on the server",
-    elsewhere="backups, models already handed out, what nodes keep",
-    renamed={"seconds": "Time, by the server's clock"},
-)
-
-
-def of(run: Mapping[str, Any]) -> Wording:
-    """The words for a run, from what `run.json` says of it."""
-    if run.get("call") or (run.get("config") or {}).get("setting") == "central":
-        return CENTRAL
-    return FLOWER if run.get("engine") in ("flower", "remote") else FEDERATED
-
-
-def shared(runs: Iterable[Mapping[str, Any]]) -> Wording:
-    """The words for several runs on one page: their own where they agree, else those of a federation."""
-    found = {one.setting: one for one in map(of, runs)}
-    return next(iter(found.values())) if len(found) == 1 else FEDERATED
+CENTRAL = Wording("central", "epoch", "place", columns=("flops",), ledger=("flops", "seconds"))
+FLOWER = Wording("flower", holder="node")
 
 
 # --- what measures mean -----------------------------------------------------------------------------------------------
@@ -160,26 +159,15 @@ MEASURES = {
     ),
     "delta": Tooltip("Δ", "The distance to Retrain's value, in percentage points."),
     **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},
-    "rounds": Tooltip(
-        "Rounds",
-        "The round that is reported, which is also how many were needed to get there.",
-    ),
+    "rounds": Tooltip("Rounds", "The round that is reported, which is also how many were needed to get there."),
     "sha256": Tooltip(
         "SHA-256",
         "A checksum of a tensor's bytes as they lie in the model file. Equal checksums mean equal tensors, bit for bit;"
         " it says that something changed, not what was forgotten.",
     ),
 }
+"""What each measure means, short enough for a tooltip; the same texts stand once more as a list, for print."""
 
-
-def measures(words: Wording) -> Mapping[str, Tooltip]:
-    """What a setting's page explains, in its words: a cost that it does not have is left out."""
-    costs = {column.name for column in COSTS} - set(words.columns)
-    found = {name: replace(one, text=words.said(one.text)) for name, one in MEASURES.items() if name not in costs}
-    return found | {"rounds": replace(found["rounds"], name=words.units)}
-
-
-# Which explanation belongs to which heading of the results table.
 HEADINGS = {
     **{f"{MEASURES[name].name} (Δ)": name for name in GAP_METRICS},
     "Avg. gap": "gap",
@@ -187,10 +175,11 @@ HEADINGS = {
     "Rounds": "rounds",
     "Epochs": "rounds",
 }
+"""Which explanation belongs to which heading of the results table."""
 
-ATTACK = (
-    "The membership inference attack is the one of the NeurIPS 2023 unlearning challenge: a logistic regression on one"
-    " number per sample, its loss under the model; forgotten data against test data, the larger set sub-sampled to the"
-    " size of the smaller; ten random splits, each scored on a tenth that was held out; the mean accuracy is shown. It"
-    " knows the model's answers and the true labels, not the training."
-)
+
+def measures(words: Wording) -> dict[str, Tooltip]:
+    """What a setting's page explains, in its words: a cost that it does not have is left out."""
+    costs = {column.name for column in COST_COLUMNS} - set(words.columns)
+    found = {name: replace(one, text=words.said(one.text)) for name, one in MEASURES.items() if name not in costs}
+    return found | {"rounds": replace(found["rounds"], name=words.units)}

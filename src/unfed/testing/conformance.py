@@ -206,7 +206,7 @@ def _resumes(tried: _Tried) -> str:
 
 
 class _Copying(QuietWatch):
-    """Keeps the folder as it is just after every save of a method's state: what is left of a run that stops there."""
+    """Keep the folder as it is just after every save: what is left of a run that stops there."""
 
     def __init__(self, folder: Path, label: str) -> None:
         self._folder, self._label = folder, label

@@ -29,7 +29,7 @@ from unfed.errors import Halted, UnfedError
 from unfed.folder import carriers
 from unfed.folder import locks as presence
 from unfed.folder.folder import RunFolder
-from unfed.report.sentences import date_text
+from unfed.report.wording import date_text
 from unfed.requests.entry import Entry, date_of, now
 from unfed.requests.options import RequestOptions
 from unfed.runs.in_force import in_force

@@ -37,7 +37,7 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError, extra
-from unfed.report.sentences import date_text
+from unfed.report.wording import date_text
 from unfed.requests.entry import now
 from unfed.trust.intake import Intake, Unknown
 from unfed.trust.request import NotBelieved

@@ -16,7 +16,9 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.report.sentences import date_text, gate_words
+from unfed.report.sentences import gate_words
+from unfed.report.views import GateFinding
+from unfed.report.wording import date_text
 from unfed.trust import verifier
 from unfed.trust.verifier import MALFORMED, NotVerified, Shown, taken_out
 from unfed.values import is_measured
@@ -144,7 +146,9 @@ def _measured(found: Any) -> Iterator[str]:
             what = str(one["what"])
             yield f"{what[:1].upper()}{what[1:]}: {_number(one['value'])}{between}."
     measured = [one for one in found["gate"].get("checks", []) if not isinstance(one["value"], str)]
-    yield from (f"{title}: {text}." for title, text in gate_words({"gate": {**found["gate"], "checks": measured}}))
+    yield from (
+        f"{title}: {text}." for title, text in gate_words(GateFinding.of({**found["gate"], "checks": measured}))
+    )
 
 
 def _number(value: Any) -> str:

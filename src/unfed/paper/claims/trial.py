@@ -27,7 +27,7 @@ from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Findin
 from unfed.paper.claims.scene import FULL, QUICK, ClaimScene
 from unfed.paper.pictures import Curve, PaperFigure
 from unfed.report import html
-from unfed.report.sentences import date_text
+from unfed.report.wording import date_text
 from unfed.runs.description import now
 
 CLAIMS: dict[str, Claim] = {
@@ -198,7 +198,7 @@ def _write_page(folder: Path, about: dict[str, Any], drawn: dict[str, list[Paper
                 "verdict": one.finding.told,
                 "seen": one.finding.seen,
                 "grids": one.finding.grids,
-                "pictures": [vars(picture) for picture in drawn[one.claim.id]],
+                "pictures": drawn[one.claim.id],
             }
             for one in tried
         ],
