@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
@@ -19,6 +20,7 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args
 from flower_deployment import SCRIPTS
 from flower_grid import InProcessGrid
 from test_flower_app import Breaking, nodes, state
+from unfed.cli.main import app
 from unfed.flower.server import run as serve
 from unfed.runs.run import Run
 from worlds import assert_same
@@ -79,6 +81,11 @@ class Page:
         config: dict[str, Any] = flatten_dict(written["tool"]["flwr"]["app"]["config"])
         return serve(grid, fuse_dicts(config, parse_config_args(said[5::2])), run_id)
 
+    def init(self) -> None:
+        """The app as the first script would make it, by a process that first imports everything."""
+        words = ["flower", "init", str(self.where / "app"), "--nodes", "4", "--run-folder", str(self.where / "run")]
+        assert CliRunner().invoke(app, words).exit_code == 0
+
 
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
@@ -105,6 +112,7 @@ def test_the_tutorial_ends_with_a_measured_forget_accuracy(page: Page) -> None:
     settings, started = ((SCRIPTS / name).read_text() for name in ("settings.sh", "3-supernodes.sh"))
     assert 'export ALLOW="${ALLOW-forget}"' in settings and 'allow=\\"$ALLOW\\"' in started
     grid = nodes(allow="forget")
+    page.init()
     page.run("4-train", grid)
     trained = len(grid.asked(1000, "train"))
     run = page.run("5-forget", grid)
@@ -116,6 +124,8 @@ def test_the_tutorial_ends_with_a_measured_forget_accuracy(page: Page) -> None:
 @pytest.mark.slow
 def test_the_pages_way_to_resume_ends_where_an_uninterrupted_run_does(page: Page, tmp_path_factory: Any) -> None:
     other = Page(tmp_path_factory.mktemp("whole"))
+    for one in (page, other):
+        one.init()
     other.run("4-train", nodes())
     whole = other.run("5-forget", nodes())
     page.run("4-train", nodes())

@@ -23,6 +23,7 @@ from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
+from unfed.model.params import Params
 from unfed.remote.messages import MEASURE, TRAIN, Ask, drawn_models, own_part
 from unfed.remote.node_data import describe, node_data_of
 from unfed.remote.nodes import Directory, in_order, parse_bound
@@ -74,6 +75,21 @@ def local(config: Config) -> World:
 # --- equality ---------------------------------------------------------------------------------------------------------
 
 
+_trained: list[Params] = []
+
+
+def trained(world: World) -> Params:
+    """θ* of the small federation, trained once for all methods that record nothing on the way."""
+    if not _trained:
+        _trained.append(train(world, 2)[0])
+    return dict(_trained[0])
+
+
+def test_a_training_on_flower_is_the_training_here(config: Config, local: World) -> None:
+    remote = flower_world(config, grid_of(config), local=local, public=local.public(local.scoped([])))
+    assert_same(trained(local), train(remote, 2)[0])
+
+
 @pytest.mark.parametrize(("name", "scope"), CASES)
 def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, config: Config, local: World) -> None:
     method, request = method_of(name), SCOPES[scope]
@@ -81,8 +97,8 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
     remote = flower_world(config, grid_of(config), local=local, public=public)
     found = []
     for world in (local, remote):
-        recorded = {"own": method} if "history" in method.needs else {}
-        params, histories = train(world, 2, recorded)
+        records = "history" in method.needs
+        params, histories = train(world, 2, {"own": method}) if records else (trained(local), {})
         server = serve(world, (request,), params, histories.get("own"))
         found.append((unlearn(method, server, 2), server.ledger))
     (here, costs), (there, remote_costs) = found

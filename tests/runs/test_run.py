@@ -78,7 +78,8 @@ def kept_before_every_write(folder: Path, into: Path) -> Iterator[list[Path]]:
             original = getattr(storage, name)
 
             def noted(*args: Any, original: Callable[..., Any] = original) -> Any:
-                kept.append(shutil.copytree(folder, into / str(len(kept) + 1)))
+                if folder.exists():
+                    kept.append(shutil.copytree(folder, into / str(len(kept) + 1)))
                 return original(*args)
 
             patch.setattr(storage, name, noted)

@@ -209,7 +209,7 @@ def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:
     assert Run.open(home / "run").queue.book.besides(0) == []
 
 
-@pytest.mark.parametrize("many", [8, *slow(50)])
+@pytest.mark.parametrize("many", [8, *slow(24)])
 def test_those_who_submit_at_the_same_moment_lose_nothing(many: int, home: Path) -> None:
     bodies = [asked(str(k), name=f"r-{k}") for k in range(many)]
     with served(home) as http:
