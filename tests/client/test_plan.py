@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unfed.client.plan import Measure, Optimiser, Phase, Plan, term
@@ -48,6 +48,7 @@ plans = st.builds(
 )
 
 
+@settings(max_examples=20)  # a plan takes long to draw
 @given(plans)
 def test_a_plan_survives_the_journey(plan: Any) -> None:
     assert Plan.from_json(plan.to_json()) == plan

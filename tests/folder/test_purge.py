@@ -430,7 +430,7 @@ def kept_before_every_operation(folder: Path, into: Path) -> Iterator[dict[Path,
     kept: dict[Path, str] = {}
     copying = False
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("replace", "unlink", "fsync", "mkdir", "rmdir"):
+        for name in ("replace", "unlink", "mkdir", "rmdir"):
 
             def operate(name: str, own: Any, *args: Any, **more: Any) -> Any:
                 nonlocal copying

@@ -379,9 +379,14 @@ def test_the_reference_is_the_mean_of_the_others_last_models(world: World, train
     assert close(reference(world, trained, *leaving), others, 1e-12)
 
 
-@pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn"])
 @pytest.mark.parametrize(
-    "who", [{}, {"participation": 0.5}, {"drop_out": 0.4, "quorum": 0.0}, {"participation": 0.75, "drop_out": 0.3}]
+    ("model", "who"),
+    [
+        ("cnn-tiny", {}),
+        ("cnn-tiny", {"participation": 0.5}),
+        ("cnn-tiny", {"drop_out": 0.4, "quorum": 0.0}),
+        ("cnn-tiny-bn", {"participation": 0.75, "drop_out": 0.3}),
+    ],
 )
 def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model: str, who: Any) -> None:
     world = sized(make(f"model.name={model}"), *SIZES)
