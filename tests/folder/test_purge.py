@@ -426,16 +426,21 @@ def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path:
 
 @contextmanager
 def kept_before_every_operation(folder: Path, into: Path) -> Iterator[dict[Path, str]]:
-    """Copies of a folder from just before each disk operation: what a process leaves that is killed there."""
+    """Copies of a folder from just before each disk operation: what a process leaves that is killed there.
+
+    Operations that change nothing, as of a folder that is there already, leave no copy of their own.
+    """
     kept: dict[Path, str] = {}
+    held: dict[Path, bytes] = {}
     copying = False
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "unlink", "mkdir", "rmdir"):
 
             def operate(name: str, own: Any, *args: Any, **more: Any) -> Any:
-                nonlocal copying
-                if not copying:
-                    copying = True
+                nonlocal copying, held
+                now = {} if copying else {p: p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
+                if not copying and now != held:
+                    copying, held = True, now
                     kept[shutil.copytree(folder, into / str(len(kept)))] = name
                     copying = False
                 return own(*args, **more)
