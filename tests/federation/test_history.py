@@ -31,7 +31,7 @@ from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
-from worlds import serve, slow, train
+from worlds import serve, train
 
 TRAIN = Job(0, None, "train")
 QUICK: tuple[str, ...] = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
@@ -149,10 +149,7 @@ def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "scope"),
-    [*(case for case in SERVED if case[1] == "client"), *slow(*(case for case in SERVED if case[1] != "client"))],
-)
+@pytest.mark.parametrize(("name", "scope"), [case for case in SERVED if case[1] != "instance"])
 def test_a_method_survives_a_crash_at_every_write(name: str, scope: str, tmp_path: Path) -> None:
     whole = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "whole")
     whole._train(0, QuietWatch())
@@ -174,7 +171,7 @@ def test_a_method_survives_a_crash_at_every_write(name: str, scope: str, tmp_pat
 def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
     name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.create(config(name, scope=scope), tmp_path / "run")
+    run = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "run")
     theta, world = run._train(0, QuietWatch()), run.world(0)
     clients = world.scoped(run.config.requests()).values()
     forgotten = {int(row) for c in clients for row in c.rows[c.view("forget")]}

@@ -49,7 +49,8 @@ class Mine(FineTune):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison with a backdoor, and a request that was served after it."""
     sets = ("poison.client=0", "methods.run=['not','retrain']", "training.rounds=2", "unlearning.rounds=1")
-    run = Run.create(Config.parse(SMALL, sets), tmp_path_factory.mktemp("probed") / "run")
+    few = ("data.train_size=300", "data.test_size=80")
+    run = Run.create(Config.parse(SMALL, (*sets, *few)), tmp_path_factory.mktemp("probed") / "run")
     run.execute()
     run.forget(Request("later", clients=("1",)), "not", 1)
     return run.folder.path
