@@ -667,4 +667,4 @@ def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
     found = ProbeResult(request="r1", method="not", title="NoT", seed=0, measured={})
     tried, untried = UndoSection(None, [[found]]), UndoSection(undo.NOT_PROBED)
     asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
-    assert "Whether it can be undone was not tried for client 3 and class 5." in caveats(asked, retrain=True)
+    assert "Undoing was not tried for client 3 and class 5." in caveats(asked, retrain=True)

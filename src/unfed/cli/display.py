@@ -180,7 +180,7 @@ def print_results(
 _COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, FEDERATED.units, CENTRAL.units)
 
 
-def _table(content: tables.Table, places: Sequence[int], title: str, wide: bool, notes: list[str]) -> Table:
+def _table(content: tables.ResultTable, places: Sequence[int], title: str, wide: bool, notes: list[str]) -> Table:
     """Some columns of a table; what is too long for a cell is added to the notes."""
     made = Table(
         title=title,

@@ -14,7 +14,7 @@ from unfed.cli.options import RunArgument, out_option, plain_file
 from unfed.errors import UnfedError, UnfedWarning, nearest
 
 if TYPE_CHECKING:
-    from unfed.report.compare import Listed
+    from unfed.report.compare import ListedRun
     from unfed.runs.run import Run
 
 TEXTS, FIGURES = ("md", "latex", "csv", "json"), ("svg", "pdf")
@@ -188,9 +188,9 @@ def folders(where: Path, depth: int = DEPTH) -> list[Path]:
     return [found for path in below if not path.name.startswith(".") for found in folders(path, depth - 1)]
 
 
-def _listed(folder: Path, base: Path, page: Path) -> "Listed":
+def _listed(folder: Path, base: Path, page: Path) -> "ListedRun":
     from unfed.report import RunInfo
-    from unfed.report.compare import Listed
+    from unfed.report.compare import ListedRun
     from unfed.runs.run import Run
     from unfed.runs.status import status
 
@@ -199,9 +199,9 @@ def _listed(folder: Path, base: Path, page: Path) -> "Listed":
         run = Run.open(folder)
         stands = status(run)
         told = {**run.info(), "in_force": stands["in_force"]}
-        return Listed(name, RunInfo.of(told), run.lines(), _link(folder / "report.html", page), stands["state"])
+        return ListedRun(name, RunInfo.of(told), run.lines(), _link(folder / "report.html", page), stands["state"])
     except UnfedError as error:
-        return Listed(name, error=str(error))
+        return ListedRun(name, error=str(error))
 
 
 def _link(report: Path, page: Path) -> str | None:

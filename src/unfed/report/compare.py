@@ -238,7 +238,7 @@ def _dots(runs: Sequence[Compared], shown: Sequence[Row], marks: Mapping[str, st
 
 
 @dataclass(frozen=True)
-class Listed(Compared):
+class ListedRun(Compared):
     """One run of the list, or why it cannot be read."""
 
     report: str | None = None
@@ -272,7 +272,7 @@ class Listed(Compared):
         return said if (request.id, row.method) in tried else f"{said} Whether it can be undone is not known."
 
 
-def render_index(runs: Sequence[Listed], where: str) -> str:
+def render_index(runs: Sequence[ListedRun], where: str) -> str:
     """The page of all runs in a folder, and of all they were asked to forget."""
     readable = [one for one in runs if not one.error]
     requests = [(one, request, one.sentence(request, own)) for one in readable for request, own in one.requests()]

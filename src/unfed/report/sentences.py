@@ -365,8 +365,8 @@ def caveats(sections: Iterable[tuple[str, UndoSection]], retrain: bool) -> list[
     )
     tried = [one for _, one in found if one.reason is None]
     if untried:
-        whose = f" for {listed(untried, 'and')}" if tried else ""
-        said.append(f"Whether it can be undone was not tried{whose}.")
+        some = f"Undoing was not tried for {listed(untried, 'and')}."
+        said.append(some if tried else "Whether it can be undone was not tried.")
     if tried and not any(one.fitted for one in tried):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
     if any(one.weak for one in tried):

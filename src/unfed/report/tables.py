@@ -2,9 +2,9 @@
 
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
-One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
-the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked with a star. A cell
-whose value was not measured holds the reason.
+One `ResultTable` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a
+round, is the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked
+with a star. A cell whose value was not measured holds the reason.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Headers and cells; a row whose verdict replaces its metrics has that text in the first metric cell."""
 
     rule: str
@@ -84,7 +84,7 @@ def fitted_mark(method: str) -> str:
     return " (fitted)" if method in FITTED else ""
 
 
-def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> Table:
+def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> ResultTable:
     """The cells of some rows of one rule.
 
     If they belong to several requests (or runs: `by`), a column says which.
@@ -105,7 +105,7 @@ def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) 
             cells.append(_verdict_or(row, _spread_cell(row.metrics["backdoor"], 2)))
         cells += _cost_cells(row, words)
         body.append(tuple([Cell(row.request), *cells] if several else cells))
-    return Table(
+    return ResultTable(
         rules[0] if rules else "", tuple([by, *header] if several else header), tuple(body), tuple(rows), words
     )
 
@@ -151,7 +151,7 @@ def merged(row: Row, cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
     return found
 
 
-def notes(made: Table) -> list[str]:
+def notes(made: ResultTable) -> list[str]:
     """What the table cannot say in a cell."""
     several = len({row.request for row in made.rows}) > 1
     found = [
@@ -302,7 +302,7 @@ def _markdown_escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _markdown_notes(made: Table) -> list[str]:
+def _markdown_notes(made: ResultTable) -> list[str]:
     found = notes(made)
     return ["", *(f"- {_markdown_escape(note)}" for note in found)] if found else []
 

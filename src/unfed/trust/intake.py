@@ -252,7 +252,7 @@ def refuse(run: Run, name: str, reason: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Row:
+class IntakeRow:
     """Where a request stands, from its file and the log."""
 
     id: str
@@ -270,7 +270,7 @@ class Row:
     expected_by: str | None
 
 
-def rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
+def rows(folder: RunFolder, trust: TrustFolder) -> list[IntakeRow]:
     """Every request in the order in which they came."""
     leaves = trust.log.leaves
     about: dict[Any, list[Mapping[str, Any]]] = {}
@@ -287,12 +287,12 @@ def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapp
     return [leaf for leaf in leaves if leaf.get("request") in entry.names]
 
 
-def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:
+def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> IntakeRow:
     received = next((leaf["at"] for leaf in own if leaf["type"] == "request"), None)
     due = next((leaf["expected_by"] for leaf in own if leaf["type"] == "acknowledgement"), None)
     agent = trust.agent(entry.request.id)
     moments = (entry.created, entry.changed, received, due)
-    return Row(
+    return IntakeRow(
         entry.request.id, entry.number, entry.state, entry.reason, phase(own), agent, entry.request.kind, *moments
     )
 
@@ -399,7 +399,7 @@ class Intake:
         return found
 
 
-def _told(row: Row, entry: Entry, carried: list[str]) -> dict[str, Any]:
+def _told(row: IntakeRow, entry: Entry, carried: list[str]) -> dict[str, Any]:
     over = entry.state in ("fulfilled", "revoked")
     counts = {what: carried.count(what) for what in carried}
     return {
