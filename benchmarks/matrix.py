@@ -44,9 +44,8 @@ from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params
 from unfed.model.sealing import DRAW_BYTES
 from unfed.requests.entry import Job
-from unfed.runs.from_config import deal
 from unfed.runs.run import Run
-from unfed.runs.simulated import simulated
+from unfed.runs.simulated import deal, simulated
 from unfed.runs.world import Residents, World, process_as_before
 
 FEDERATED: dict[str, tuple[str, ...]] = {

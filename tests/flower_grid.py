@@ -241,7 +241,8 @@ class ReadLedger:
         self.rounds = [line for line in own if line["method"] != "before"]
         self.before = next(line["app"] for line in own if line["method"] == "before")
         self.told = [line["app"] for line in self.rounds]
-        self.numbers = self.folder.numbers(Job(0, self.entry.request.id, self.entry.method)) or {}
+        state = self.folder.saved(Job(0, self.entry.request.id, self.entry.method))
+        self.numbers = state.to_json() if state else {}
 
     @property
     def finished(self) -> Any:

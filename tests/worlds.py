@@ -17,9 +17,12 @@ from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.folder.folder import RunFolder
 from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import Method, State
 from unfed.model.params import Params
+from unfed.requests.entry import Job
+from unfed.requests.saved_state import SavedState
 from unfed.runs.job import JobRunner
 from unfed.runs.world import Residents, World
 
@@ -159,3 +162,10 @@ def rounds_take(minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(JobRunner, "_round", slowly)
     monkeypatch.setattr("unfed.cli.options.time", SimpleNamespace(monotonic=lambda: passed[0]))
+
+
+def saved(folder: RunFolder, job: Job) -> SavedState:
+    """What the saved state of a job says; there must be one."""
+    found = folder.saved(job)
+    assert found is not None, job
+    return found

@@ -17,10 +17,10 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.paper import record
 from unfed.paper.build import refuse_revised
-from unfed.runs.description import now
+from unfed.requests.entry import now
 from unfed.runs.progress import OutOfTime, QuietWatch, Watch
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
+from unfed.studies.same_training import take_training
 
 
 def opened(config: Config, out: Path, source: Path | None) -> Run:

@@ -39,8 +39,8 @@ from unfed.paper.views import VIEWS
 from unfed.paper.views.models import LONG
 from unfed.runs.description import now, rounds_of
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
 from unfed.runs.world import World
+from unfed.studies.same_training import take_training
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = Path(__file__).with_name("blocks.toml")

@@ -29,11 +29,11 @@ from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError, nearest
 from unfed.paper.build import refuse_revised
-from unfed.runs.description import now
+from unfed.requests.entry import now
 from unfed.runs.progress import Deadline, QuietWatch, Watch
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_results, take_training
 from unfed.runs.world import World, local_engine, process_as_before
+from unfed.studies.same_training import take_results, take_training
 
 
 class SharedEngines:
@@ -150,7 +150,7 @@ def gathered(out: Path, labels: Collection[str]) -> Run:
 
 def _begun(run: Run) -> bool:
     """Whether the method of a run has been saved at least once."""
-    return any(run.folder.numbers(job) is not None for job, _ in run.jobs() if job.request is not None)
+    return any(run.folder.saved(job) is not None for job, _ in run.jobs() if job.request is not None)
 
 
 def _opened(config: Config, folder: Path, world: World | None = None) -> Run:

@@ -14,8 +14,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning, expect
+from unfed.folder.carriers import enter, hand_out
 from unfed.folder.folder import RunFolder
-from unfed.folder.handed_out import enter, hand_out
 from unfed.model.calling import unwrapped
 from unfed.model.functional import Template
 from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
@@ -24,8 +24,8 @@ from unfed.model.params import Params, load_into, params_of
 from unfed.model.perturb import negate as negated
 from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.report import Row, RunInfo, rows
-from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
+from unfed.runs.status import info_of
 
 if TYPE_CHECKING:
     from unfed.analysis.advice import Advice

@@ -27,7 +27,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from unfed import json_checks
+from unfed import records
 from unfed.errors import Halted, UnfedError
 
 if sys.platform != "win32":
@@ -150,7 +150,7 @@ def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
 
 def read_json(path: Path, what: str) -> Any:
     try:
-        return json_checks.parsed(content(path, MOST_JSON))
+        return records.parsed(content(path, MOST_JSON))
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
     except (OSError, ValueError) as error:

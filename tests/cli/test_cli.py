@@ -23,7 +23,7 @@ from unfed import storage
 from unfed.__main__ import main as begun
 from unfed.cli.main import app, main
 from unfed.runs.run import Run
-from worlds import rounds_take
+from worlds import rounds_take, saved
 
 SMALL = """
 name = "small"
@@ -528,7 +528,7 @@ def test_a_run_stops_after_the_round_in_which_its_budget_is_spent_and_is_resumed
     assert stopped.exit_code == 130
     assert f"The budget is spent. Nothing is lost: go on with `unfed resume {tmp_path / 'run'}`." in stopped.stderr
     run = Run.open(tmp_path / "run")
-    assert (run.folder.numbers(run.training_job(0)) or {})["round"] == 2, "the hour is up in the second round"
+    assert saved(run.folder, run.training_job(0)).round == 2, "the hour is up in the second round"
     assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q", "--budget", "9h"]).exit_code == 0
     assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole"), "-q"]).exit_code == 0
     ends = [Run.open(tmp_path / name).model(method="not") for name in ("run", "whole")]

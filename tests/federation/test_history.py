@@ -198,14 +198,14 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
 def test_a_served_request_purges_the_leaver_from_every_history(run: Run, method: str) -> None:
     run.forget(Request("r1", clients=("2",)), method=method, until=1)
     states = list(run.folder.states())
-    held = [history["clients"] for _, numbers in states for history in numbers.get("histories", {}).values()]
+    held = [history.clients for _, saved in states for history in saved.histories.values()]
     assert held and not any("2" in clients for clients in held)
-    for path, numbers in states:
-        for kept in HistoryLog(path).load(numbers).values():
+    for path, saved in states:
+        for kept in HistoryLog(path).load(saved).values():
             assert "2" not in kept.own
-        if "log" in numbers:  # and no file of before is left beside it
-            assert b'"own","2"' not in path.with_name(numbers["log"]["file"]).read_bytes()
-            assert [p.name for p in path.parent.glob(f"{path.stem}.history-*")] == [numbers["log"]["file"]]
+        if saved.log is not None:  # and no file of before is left beside it
+            assert b'"own","2"' not in path.with_name(saved.log.file).read_bytes()
+            assert [p.name for p in path.parent.glob(f"{path.stem}.history-*")] == [saved.log.file]
     files = {(item["file"], item["what"]) for item in run.info()["influence"]}
     assert ("models/0/train.safetensors", "a model that was trained with it") in files
     assert any(

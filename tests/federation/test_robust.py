@@ -26,7 +26,7 @@ from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
-from worlds import Small, experiment, run_config, serve
+from worlds import Small, experiment, run_config, saved, serve
 
 START = {"w": torch.tensor([0.0, 10.0], dtype=torch.float64), "n": torch.tensor(3)}
 
@@ -310,7 +310,7 @@ def test_what_is_usual_survives_a_crash_bit_for_bit(small: Small, tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         cut.execute(Stop())
     Run.open(tmp_path / "cut").execute()
-    usual = [(run.folder.numbers(job) or {})["diary"]["usual"] for run in (whole, cut)]
+    usual = [saved(run.folder, job).diary.to_json()["usual"] for run in (whole, cut)]
     assert usual[0] == usual[1] and len(usual[0]["ce on retain"]) == 4
 
 
@@ -324,7 +324,7 @@ def test_each_job_and_each_kind_of_visit_has_its_own_measure(small: Small, tmp_p
     )
     run = Run.create(config, tmp_path / "run")
     run.execute()
-    usual = (run.folder.numbers(Job(0, "r1", "ga")) or {})["diary"]["usual"]
+    usual = saved(run.folder, Job(0, "r1", "ga")).diary.to_json()["usual"]
     assert all(len(lengths) <= 2 for lengths in usual.values()) and len(usual) >= 2
 
 

@@ -22,7 +22,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.state import OPTIMISER
-from unfed.folder import carriers, handed_out
+from unfed.folder import carriers
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.methods import State
@@ -64,7 +64,7 @@ def test_every_export_and_report_is_entered_when_it_is_written(run: Run, tmp_pat
     given("report", where)
     given("report", where, "--format", "md", "-o", table)
     given("compare", where, other, "--format", "md", "-o", tmp_path / "both.md")
-    found = handed_out.listed(run.folder)
+    found = carriers.handed(run.folder)
     assert [(one.what, one.file) for one in found] == [
         ("export", str(out)),
         ("report", "report.html"),
@@ -74,7 +74,7 @@ def test_every_export_and_report_is_entered_when_it_is_written(run: Run, tmp_pat
     assert found[0].job == Job(0, None, "train")
     for one in found:
         assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256 and one.at.endswith("Z")
-    assert [one.what for one in handed_out.listed(RunFolder(other))] == ["comparison"]
+    assert [one.what for one in carriers.handed(RunFolder(other))] == ["comparison"]
 
 
 def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: P
     signing.new_key(tmp_path / "own")
     given("bundle", where, "--request", "first", "-o", bundle, "--key", tmp_path / "own.key", "--page", page)
     given("index", where.parent, "-o", tmp_path / "all.html")
-    found = [(one.what, one.file) for one in handed_out.listed(run.folder)]
+    found = [(one.what, one.file) for one in carriers.handed(run.folder)]
     assert found == [("evidence", str(bundle)), ("evidence", str(page)), ("index", str(tmp_path / "all.html"))]
-    for one in handed_out.listed(run.folder):
+    for one in carriers.handed(run.folder):
         assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256
     told = {one.kind: (one.what, one.do) for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
     assert set(told) == {"evidence", "index"}
@@ -100,10 +100,10 @@ def test_the_same_export_is_one_entry_and_another_model_under_its_name_a_second(
     for _ in range(2):
         given("export", run.folder.path, "-o", out)
         given("report", run.folder.path)
-    assert len(handed_out.listed(run.folder)) == 2
+    assert len(carriers.handed(run.folder)) == 2
     run.forget(Request("first", clients=("1",)), "ft", until=1)
     given("export", run.folder.path, "-o", out)
-    exports = [one for one in handed_out.listed(run.folder) if one.what == "export"]
+    exports = [one for one in carriers.handed(run.folder) if one.what == "export"]
     assert [one.method for one in exports] == ["train", "ft"] and len({one.sha256 for one in exports}) == 2
 
 
@@ -118,8 +118,8 @@ def test_an_entry_comes_before_its_file(run: Run, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(storage, "write_bytes", writing)
     with pytest.raises(KeyboardInterrupt):
-        handed_out.hand_out(run.folder, "export", out, b"model", Job(0, None, "train"))
-    assert [one.file for one in handed_out.listed(run.folder)] == [str(out)] and not out.exists()
+        carriers.hand_out(run.folder, "export", out, b"model", Job(0, None, "train"))
+    assert [one.file for one in carriers.handed(run.folder)] == [str(out)] and not out.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_says_so_and_is_exported(run: Run, tmp_p
 
 @pytest.mark.parametrize("line", ["{", "5", '{"what": "export"}', "[" * 5000])
 def test_a_damaged_list_is_one_sentence(run: Run, line: str) -> None:
-    (run.folder.path / handed_out.FILE).write_text(line + "\n")
+    (run.folder.path / carriers.HANDED_OUT).write_text(line + "\n")
     with pytest.raises(UnfedError, match=r"Line 1 of .*handed-out.jsonl (is damaged|has no file)"):
         affected(run, "1")
 

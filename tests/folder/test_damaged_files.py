@@ -29,10 +29,9 @@ from unfed.config.config import Config
 from unfed.data.deny import KEY_BYTES
 from unfed.errors import UnfedError
 from unfed.folder import deny, undo_results
-from unfed.folder import findings as studies
+from unfed.folder.carriers import hand_out
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
-from unfed.folder.handed_out import hand_out
 from unfed.folder.judged import of_run as of_judged
 from unfed.measures.population import store
 from unfed.paper import record
@@ -139,10 +138,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     intake.receive(Run.open(home / "run"), (home / "more.json").read_bytes(), None, Handling("ft", "1"))
     run = Run.open(home / "run")
     run.execute()
-    before = studies.models_of(run.folder, {"before": Job(0, None, "train")})
-    studies.keep(home / "run/theory/0/r1.json", {"models": before, "claims": []})  # older versions wrote it
-    models = studies.models_of(run.folder, {"in force": run.current_job(0)})
-    studies.keep(studies.advice_file(run.folder, 0), {"seed": 0, "models": models, "advice": ADVICE})
+    before = undo_results.models_of(run.folder, {"before": Job(0, None, "train")})
+    undo_results.keep_study(home / "run/theory/0/r1.json", {"models": before, "claims": []})  # older versions wrote it
+    models = undo_results.models_of(run.folder, {"in force": run.current_job(0)})
+    undo_results.keep_study(undo_results.advice_file(run.folder, 0), {"seed": 0, "models": models, "advice": ADVICE})
     population = made_up(config, home / "population")
     put_into(run, population, judged(population, QUICK))
     held = {name: Census(10, 10, 0, 0, (1, 8, 8), 10).to_json() for name in ("0", "1", "2")}
@@ -364,7 +363,7 @@ def sure(home: Path) -> object:
 
 
 def studied(home: Path) -> object:
-    found = [one["advice"] for one in studies.of_run(RunFolder(home / "run"))]
+    found = [one["advice"] for one in undo_results.advice_of_run(RunFolder(home / "run"))]
     return [(own["layer"] + own["perturbation"], " ".join(own["why"] + own["doubts"])) for own in found]
 
 

@@ -24,12 +24,11 @@ from unfed.folder.purge import purge
 from unfed.requests.book import request_file
 from unfed.requests.entry import Entry, Job
 from unfed.requests.options import RequestOptions
-from unfed.runs.in_force import in_force
 from unfed.runs.lineage import affected, ending
 from unfed.runs.run import Run
-from unfed.runs.status import status
+from unfed.runs.status import in_force, status
 from unfed.trust.findings import served as evidence_of
-from worlds import ALL_DIGITS
+from worlds import ALL_DIGITS, saved
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
 SETS += ["evaluation.attack=false", "methods.ga.federated=true", *ALL_DIGITS]
@@ -132,8 +131,8 @@ def test_asked_twice_it_is_done_once_and_it_cannot_be_withdrawn(run: Run) -> Non
 def test_whoever_comes_next_begins_at_the_model_in_force_and_says_so_of_it(run: Run) -> None:
     run.forget(CLIENT, "ga", until=1)
     run.forget(Request("next", clients=("2",)), "ft", until=1)
-    base = (run.folder.numbers(Job(0, "next", "ft")) or {})["base"]
-    assert base == {"model": "0/rest/ft", "without": ["half", "rest", "client-3"]}
+    base = saved(run.folder, Job(0, "next", "ft")).base
+    assert base.to_json() == {"model": "0/rest/ft", "without": ["half", "rest", "client-3"]}
     assert entry_of(run, "next").again["client-3"]["forget"] == "not measured: all of it had left before"
     assert in_force(run, 0).served == ("half", "rest", "next") and check(run.folder).findings == []
 

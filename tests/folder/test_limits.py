@@ -95,7 +95,7 @@ def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
         RunFolder(tmp_path).description()
     with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
-        record.fields_of(tmp_path / "run.json", "results", {})
+        record.fields_of(tmp_path / "run.json", "results", record.KeptFile)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnfedError, match="pipe is no file, or has more than 1024 MiB"):
         storage.content(tmp_path / "pipe")

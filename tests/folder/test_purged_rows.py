@@ -157,7 +157,7 @@ def test_a_share_of_few_rows_is_told_with_how_few_they_are(where: Path) -> None:
     """Three of five hard rows are 40 %, which beside "about 97 %" reads like a fault and is none."""
     told = said("forget", where, "--client", "3", *ONE_ROUND)
     entry = Run.open(where).queue.book.find("client-3")
-    assert entry is not None and entry.again["two"]["rows"] == 2 and entry.again["client-1"]["rows"] > 10
+    assert entry is not None and entry.again["two"]["rows"] == 2 and float(entry.again["client-1"]["rows"]) > 10
     few = "(of 2 rows)"
     for text in (told, " ".join((where / "report.html").read_text(encoding="utf-8").split())):
         assert text.count(few) == 1
@@ -376,7 +376,7 @@ def test_killed_while_states_and_trajectory_change_it_is_read_meanwhile_and_ends
     assert all("goes on" in sentence for sentence in check(folder).findings) and check(folder).findings
     purge(Run.open(where), "two")
     assert folder.trajectory.read_bytes() == whole.folder.trajectory.read_bytes() and check(folder).whole
-    assert {n["offset"] for _, n in folder.states()} == {n["offset"] for _, n in whole.folder.states()}
+    assert {one.offset for _, one in folder.states()} == {one.offset for _, one in whole.folder.states()}
 
 
 def test_what_later_requests_said_of_a_few_rows_is_taken_back(where: Path) -> None:

@@ -161,7 +161,8 @@ class Attacker(QuietWatch):
             left = frozenset[int]().union(*took.values())
             few = frozenset[int]().union(*(one for one in took.values() if one <= gone and len(one) < 10))
             sets = (left, left - few, left - gone, *took.values())
-            numbers = folder.numbers(job) or {}
+            state = folder.saved(job)
+            numbers = state.to_json() if state else {}
             now = numbers.get("start", 1) == line.get("start", 1)  # else it was begun anew at another model since
             base = Path((now and (numbers.get("base") or {}).get("model")) or "0/train")
             began = self.model(base, last[base]["round"])
@@ -209,7 +210,9 @@ class Attacker(QuietWatch):
         lines = folder.lines()
         last = {Job(*job_of(line)).path: line for line in lines}
         for line in lines:
-            job, numbers = Job(*job_of(line)), folder.numbers(Job(*job_of(line))) or {}
+            job = Job(*job_of(line))
+            state = folder.saved(job)
+            numbers = state.to_json() if state else {}
             names = [*(line.get("earlier") or {}), *filter(None, [line["request"]])]
             now = numbers.get("start", 1) == line.get("start", 1)  # else it was begun again at another model since
             base = Path((now and (numbers.get("base") or {}).get("model")) or "0/train")

@@ -373,8 +373,8 @@ def test_a_spent_budget_stops_after_its_round_and_the_same_command_goes_on(
         stopped = paper(*arguments, "--budget", "30m")
     assert stopped.exit_code == 130 and "The budget is spent." in stopped.stderr
     assert not (tmp_path / "paper.html").exists()
-    stood = [Run.open(path).folder.numbers(Job(0, None, "train")) for path in tmp_path.glob("runs/*")]
-    assert [numbers["round"] for numbers in stood if numbers] == [1], "half an hour is up in the first of two rounds"
+    stood = [Run.open(path).folder.saved(Job(0, None, "train")) for path in tmp_path.glob("runs/*")]
+    assert [state.round for state in stood if state] == [1], "half an hour is up in the first of two rounds"
     assert paper(*arguments).exit_code == 0
     assert (tmp_path / "paper.html").exists()
 

@@ -22,7 +22,7 @@ from unfed.report.sentences import gate_words, method_row, verdicts
 from unfed.report.views import GateFinding, RunInfo
 from unfed.requests.entry import Job
 from unfed.requests.gate import Check, utility
-from unfed.runs.in_force import InForce, is_out
+from unfed.runs.status import InForce, is_out
 
 
 def test_what_was_only_compared_is_said_to_be_in_the_model_in_force() -> None:

@@ -25,7 +25,7 @@ from unfed.requests.gate import Check, Decision, Gate, NotPassed, is_forgotten, 
 from unfed.requests.options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
-from worlds import ALL_DIGITS, noting
+from worlds import ALL_DIGITS, noting, saved
 
 ENOUGH = ("training.rounds=8", "training.lr=0.05", "request=[]", "gate.max_drop=10.0", "unlearning.rounds=12")
 LEAVES = Request("leaves", clients=("1",))
@@ -52,7 +52,7 @@ def entry_of(run: Run, name: str) -> Any:
 
 def numbers_of(run: Run, job: Job) -> Any:
     """What a job's saved state says."""
-    return run.folder.numbers(job)
+    return saved(run.folder, job).to_json()
 
 
 def lines_of(run: Run, request: str, method: str) -> list[Any]:

@@ -24,8 +24,8 @@ from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS
 from unfed.requests.entry import Job
-from unfed.runs import offers as lineage
-from unfed.runs.offers import FATES
+from unfed.runs import admission
+from unfed.runs.admission import FATES
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
@@ -358,7 +358,7 @@ def test_pgd_looks_at_the_rounds_since_the_model_was_moved_only(run: Run) -> Non
 def test_a_history_that_ended_meanwhile_is_refused_at_work_too(run: Run) -> None:
     run.forget(Request("a", clients=("4",)), method="mode", until=1)
     with pytest.raises(UnfedError, match=r"but request 'a' \(mode\) left none; use not, ft or retrain"):
-        lineage.history_of(run.folder, "fukd", FUKD(), TRAIN, Job(0, "a", "mode"))
+        admission.history_of(run.folder, "fukd", FUKD(), TRAIN, Job(0, "a", "mode"))
 
 
 FOLLOWER = (

@@ -180,11 +180,11 @@ def test_what_was_measured_of_another_model_is_not_shown(known: Run) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("[]", "is damaged (it is no table of fields)"),
+        ("[]", "is damaged (it should be an object)"),
         ('{"schema": 1}', "has no seed"),
-        ({"measured": {"unlearned": {"flip": 3}}}, "as its measured, not a table of three models, each with"),
-        ({"models": []}, "has '[]' as its models, not a table"),
-        ({"over": 7}, "has '7' as its over, not a list of texts"),
+        ({"measured": {"unlearned": {"flip": 3}}}, "has '3' as its measured.unlearned.flip (it should be an object)"),
+        ({"models": []}, "has '[]' as its models (it should be an object)"),
+        ({"over": 7}, "has '7' as its over (it should be a valid array)"),
     ],
 )
 def test_a_damaged_probe_is_one_sentence(run: Run, damage: str | dict[str, Any], says: str) -> None:

@@ -35,10 +35,9 @@ from unfed.folder.folder import RunFolder
 from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
 from unfed.requests.entry import Job
-from unfed.runs.in_force import InForce, in_force
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
-from unfed.runs.status import status
+from unfed.runs.status import InForce, in_force, status
 from unfed.runs.world import World
 
 SETS = [

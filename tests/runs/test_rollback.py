@@ -23,7 +23,7 @@ from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.run import Run
-from worlds import ALL_DIGITS, Small, assert_same
+from worlds import ALL_DIGITS, Small, assert_same, saved
 
 TRAIN, FORGET = Job(0, None, "train"), Job(0, "leaves", "not")
 BATCHED = 'engine.name="batched"'
@@ -141,8 +141,8 @@ def test_the_only_client_of_a_round_cannot_end_the_run(small: Small, tmp_path: P
         run.execute()
     found = named(run)
     assert {client for _, client, _ in found} == {"1"} and "refuse_above" in found[-1][2]
-    numbers = run.folder.numbers(TRAIN) or {}
-    assert numbers["round"] == 6 and numbers["diary"]["aside"] == ["1"]
+    state = saved(run.folder, TRAIN)
+    assert state.round == 6 and state.diary.to_json()["aside"] == ["1"]
 
 
 # --- no folder is lost ------------------------------------------------------------------------------------------------
@@ -161,13 +161,14 @@ def test_a_folder_that_met_a_hostile_client_goes_on_with_honest_ones(attack: str
     end.execute()
     assert [(round, client) for round, client, _ in named(end)] == [(1, "1"), (2, "1")]
     assert [(round, client) for round, client, _ in named(end, FORGET)] == [(1, "1"), (2, "1")]
-    assert (end.folder.numbers(FORGET) or {})["round"] == 3
+    assert saved(end.folder, FORGET).round == 3
 
 
 def poison(run: Run, job: Job, value: float, whole: bool) -> None:
     """What an older version left behind: a saved state with an absurd update in it, and no note of a good one."""
-    state, numbers = run.folder.load_state(job) or (None, {})
-    assert state is not None
+    found = run.folder.load_state(job)
+    assert found is not None
+    state, numbers = found[0], found[1].to_json()
     params = {name: tensor.clone() for name, tensor in state.params.items()}
     name = next(name for name, tensor in params.items() if tensor.is_floating_point())
     params[name].view(-1)[: None if whole else 1] = value
@@ -193,7 +194,7 @@ def test_a_folder_that_an_older_version_poisoned(value: float, whole: bool, smal
     with pytest.warns(UnfedWarning, match="is spoilt .its norm is not a finite number., so the request begins again"):
         Run.open(tmp_path / "run").execute()
     whole_run = Run.open(tmp_path / "run")
-    assert (whole_run.folder.numbers(FORGET) or {})["round"] == 3
+    assert saved(whole_run.folder, FORGET).round == 3
     assert all(bool((t.abs() < 100).all()) for t in whole_run.folder.load_model(FORGET).values())
     begun = Run.create(small(*sets, "request=[]"), tmp_path / "begun")
     with pytest.raises(KeyboardInterrupt):

@@ -20,13 +20,14 @@ from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
+from unfed.requests.saved_state import SavedState
 from unfed.runs.description import versions
 from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.studies.cohort import of_seed
 from unfed.trust.findings import findings, served
-from worlds import ALL_DIGITS, Small, noting, slow
+from worlds import ALL_DIGITS, Small, noting, saved, slow
 
 
 def outcome(folder: Path) -> Any:
@@ -44,7 +45,7 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-def loaded(run: Run, job: Job) -> tuple[State, dict[str, Any]]:
+def loaded(run: Run, job: Job) -> tuple[State, SavedState]:
     found = run.folder.load_state(job)
     assert found is not None
     return found
@@ -199,8 +200,7 @@ def test_a_run_whose_time_is_up_in_every_round_ends_each_and_comes_to_the_same_b
             reached += now.states
             assert len(now.states) == 1, "it stops where it was when the time was up"
             (label, round) = now.states[0]
-            numbers = run.folder.numbers(Job(0, None if label == "train" else "r1", label))
-            assert numbers is not None and numbers["round"] == round
+            assert saved(run.folder, Job(0, None if label == "train" else "r1", label)).round == round
         else:
             break
     assert reached == seen.states, "and no round is done twice"
@@ -348,7 +348,7 @@ def test_every_seed_begins_at_the_checkpoint_that_the_run_was_created_with(
             of_seed(world, 1)
     with pytest.raises(UnfedError, match=r"start.safetensors is not the one that this was begun with .* restore it"):
         Run.open(run.folder.path).execute()
-    assert run.trained(0) and run.folder.numbers(Job(1, None, "train")) is None
+    assert run.trained(0) and run.folder.saved(Job(1, None, "train")) is None
     for folder in (before, begun.folder.path):  # the second has left the file behind
         Run.open(folder).execute()
     storage.save(file, params, {"note": "the same tensors, written anew"})
@@ -372,7 +372,7 @@ def test_the_checkpoint_that_a_run_began_at_is_needed_only_while_a_seed_still_be
     file.rename(tmp_path / "elsewhere")
     with pytest.raises(UnfedError, match=r"no checkpoint model.initial at .*, which a seed still begins at; restore"):
         Run.open(run.folder.path).execute()
-    assert run.folder.numbers(Job(1, None, "train")) is None
+    assert run.folder.saved(Job(1, None, "train")) is None
     (tmp_path / "elsewhere").rename(file)
     with pytest.raises(OutOfTime):  # after the first round of the second seed's training
         Run.open(run.folder.path).execute(Deadline(QuietWatch(), lambda: True))
@@ -388,7 +388,7 @@ def test_early_stopping_ends_a_job(small: Small, tmp_path: Path) -> None:
         small("training.rounds=40", "training.patience=2", "training.lr=0.0", "request=[]"), tmp_path / "run"
     )
     run.execute()
-    assert (run.folder.numbers(Job(0, None, "train")) or {})["finished"] == "early stop"
+    assert saved(run.folder, Job(0, None, "train")).finished == "early stop"
     assert run.lines()[-1]["round"] == 2
 
 
@@ -454,7 +454,7 @@ def test_recovered_ends_at_the_first_round_that_is_good_enough(train: Callable[.
     trained = train("evaluation.recovered_within=100.0")
     trained.forget(Request("x", clients=("3",)))
     assert [line["round"] for line in trained.lines() if line["method"] == "not"] == [0, 1]
-    assert (trained.folder.numbers(Job(0, "x", "not")) or {})["finished"] == "recovered"
+    assert saved(trained.folder, Job(0, "x", "not")).finished == "recovered"
 
 
 def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> None:

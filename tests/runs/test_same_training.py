@@ -9,7 +9,7 @@ import pytest
 from unfed.config.config import Config
 from unfed.model.digest import digests
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_results, take_training
+from unfed.studies.same_training import take_results, take_training
 
 SMALL = ["seed=[0]", "training.rounds=2", "unlearning.rounds=1", "data.train_size=300", "data.test_size=200"]
 CLASS = 'request={id="class-0", classes=[0]}'

@@ -18,8 +18,8 @@ from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 from unfed.model.flops import forward_flops
 from unfed.model.params import params_of
-from unfed.runs.from_config import template_of
 from unfed.runs.run import Run
+from unfed.runs.simulated import template_of
 from unfed.runs.status import status
 from unfed.runs.world import Residents, World
 from unfed.values import is_measured

@@ -25,7 +25,7 @@ from unfed.folder import purge
 from unfed.folder.folder import RunFolder
 from unfed.requests import entry as requests
 from unfed.requests.options import RequestOptions
-from unfed.runs import onlooker
+from unfed.runs import trust_log
 from unfed.runs.description import request_id
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
@@ -39,7 +39,7 @@ from unfed.trust.log import LOG
 from unfed.trust.request import NotBelieved, Opening
 from unfed.trust.signing import Envelope
 from unfed.trust.verdict import verdict
-from worlds import rounds_take
+from worlds import rounds_take, saved
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -469,7 +469,7 @@ def test_with_a_budget_every_round_is_logged_once_and_saved_when_the_time_is_up(
     words += [part for one in sets for part in ("--set", one)]
     assert unfed(*words, "--operator", tmp_path / "operator.key")[0] == 130
     run = Run.open(tmp_path / "run")
-    assert (run.folder.numbers(run.training_job(0)) or {})["round"] == 2
+    assert saved(run.folder, run.training_job(0)).round == 2
     assert unfed("resume", tmp_path / "run", "-q", "--budget", "9h")[0] == 0
     leaves = TrustFolder(tmp_path / "run").log.leaves
     rounds = [(leaf["method"], leaf["round"]) for leaf in leaves if leaf["type"] == "round"]
@@ -481,7 +481,7 @@ def test_a_model_that_was_made_beside_the_log_is_found(home: Path, monkeypatch: 
     hand_in(home, signed(home))
     (home / "run/trust").rename(home / "trust")
     with monkeypatch.context() as patched:  # whoever takes the log away, and does not ask whether there was one
-        patched.setattr(onlooker, "keeps_log", lambda run: False)
+        patched.setattr(trust_log, "keeps_log", lambda run: False)
         Run.open(home / "run").execute()
     (home / "trust").rename(home / "run/trust")
     assert "are not in its log yet" in faults_of(home / "run")[0]
@@ -638,9 +638,9 @@ def test_a_state_that_was_saved_without_a_log_vouches_for_none(home: Path) -> No
     plain.execute()
     TrustFolder.begin(plain.folder.path, home / "operator.key")
     (home / "plain/trust/operator.json").unlink()
-    assert onlooker.keeps_log(home / "plain"), "the log itself tells"
+    assert trust_log.keeps_log(home / "plain"), "the log itself tells"
     shutil.rmtree(home / "plain/trust")
-    assert not onlooker.keeps_log(home / "plain"), "nothing was worked on since it began, so nothing can tell"
+    assert not trust_log.keeps_log(home / "plain"), "nothing was worked on since it began, so nothing can tell"
 
 
 @pytest.mark.parametrize("file", ["roster.json", "requests/r.json", "acknowledgements/r.json"])

@@ -24,8 +24,8 @@ from unfed.model.calling import called, copied, unwrapped
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
-from unfed.runs.from_config import DTYPES, cpu_threads, pick_device, template_of
-from unfed.runs.world import Residents, World
+from unfed.runs.simulated import cpu_threads, pick_device, template_of
+from unfed.runs.world import DTYPES, Residents, World
 
 HOLDER = "all"
 Factory = Callable[[], nn.Module]

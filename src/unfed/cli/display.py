@@ -25,11 +25,11 @@ from unfed.report.views import GateFinding, RequestInfo
 from unfed.report.wording import CENTRAL, FEDERATED, Wording
 from unfed.requests.entry import Job
 from unfed.requests.reversible import inverse_of
-from unfed.runs.in_force import in_force
 from unfed.runs.lineage import ending
 from unfed.runs.probe import first_look
 from unfed.runs.progress import Clock, QuietWatch
 from unfed.runs.run import Outcome, Run
+from unfed.runs.status import in_force
 from unfed.runs.status import status as status_of
 from unfed.values import Value, is_measured
 

@@ -339,10 +339,10 @@ def bundle(
 
     It says which models, who took part, what was measured; no tensors, no sample ids. Evidence, not a guarantee.
     """
+    from unfed.folder.carriers import hand_out
     from unfed.folder.folder import RunFolder
-    from unfed.folder.handed_out import hand_out
-    from unfed.runs.onlooker import keeps_log
     from unfed.runs.record import Record
+    from unfed.runs.trust_log import keeps_log
     from unfed.trust import bundle as bundles
     from unfed.trust import signing
     from unfed.trust.findings import findings, served
@@ -422,7 +422,7 @@ def _refuse_one_place(bundle: Path, page: Path | None) -> None:
 def _write_page(path: Path, verdict: "Verdict", keys: list[str], folder: "RunFolder | None" = None) -> None:
     """Write the page of a bundle; whose run is at hand, it is entered there."""
     from unfed import storage
-    from unfed.folder.handed_out import hand_out
+    from unfed.folder.carriers import hand_out
     from unfed.trust.verdict import page
 
     data = page(verdict, keys).encode()
@@ -538,7 +538,7 @@ def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
 
     Without the operator's key it is not begun.
     """
-    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.trust_log import keeps_log
 
     if not keeps_log(folder.path):
         yield
@@ -554,7 +554,7 @@ def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
 
 def due_dates(run: Path) -> dict[str, str]:
     """By when each signed request was promised to be dealt with, by its id."""
-    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.trust_log import keeps_log
 
     if not keeps_log(run):
         return {}
@@ -570,7 +570,7 @@ def due_dates(run: Path) -> dict[str, str]:
 
 def log_faults(run: Path) -> list[str]:
     """What is wrong with the log of a run, one sentence each; nothing where it keeps none."""
-    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.trust_log import keeps_log
 
     try:
         if not keeps_log(run):

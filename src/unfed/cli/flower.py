@@ -141,18 +141,12 @@ def costs(
 
 def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:
     """Flower's own count of the runs that worked in this folder."""
-    from unfed import json_checks as its
-    from unfed import storage
-    from unfed.folder.clients import flower_runs
-    from unfed.folder.schema import checked
+    from unfed import records, storage
+    from unfed.folder.layout import FlowerTraffic, flower_runs
 
-    own = {entry["run"] for entry in flower_runs(run)}
+    own = {entry.run for entry in flower_runs(run)}
     if not own:
         return []
-    traffic = its.table_with({"inbound-bytes": its.is_count, "outbound-bytes": its.is_count})
-    run_id = its.either(its.is_text, its.is_whole)
-    runs = its.list_of(its.table_with({"run-id": run_id, "network-traffic": traffic}))
-    listed = {"runs": ("a list of runs, each with run-id and network-traffic", runs)}
     again = "write it again with `flwr ls --format json`"
-    told = checked(storage.read_json(ls, "list of Flower runs"), str(ls), listed, remedy=again)
-    return [{"run": str(r["run-id"]), **r["network-traffic"]} for r in told["runs"] if str(r["run-id"]) in own]
+    told = records.read(FlowerTraffic, storage.read_json(ls, "list of Flower runs"), str(ls), again)
+    return [{"run": str(r.run), **r.traffic.to_json()} for r in told.runs if str(r.run) in own]

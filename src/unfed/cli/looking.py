@@ -87,8 +87,8 @@ def evaluate(
     from unfed import storage
     from unfed.measures import metrics
     from unfed.model.params import cast, check_like
-    from unfed.runs.in_force import in_force
     from unfed.runs.run import Run
+    from unfed.runs.status import in_force
     from unfed.values import is_measured
 
     opened = Run.open(run)

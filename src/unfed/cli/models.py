@@ -46,10 +46,10 @@ def export(
     from unfed import storage
     from unfed.cli.evidence import entered
     from unfed.cli.looking import refuse_damaged
-    from unfed.folder.handed_out import hand_out
+    from unfed.folder.carriers import hand_out
     from unfed.requests.reversible import ways_back
-    from unfed.runs.in_force import in_force, to_hand_out
     from unfed.runs.run import Run
+    from unfed.runs.status import in_force, to_hand_out
 
     _safetensors(out)
     opened = Run.open(run)
@@ -172,7 +172,7 @@ def _of_run(folder: Path, seed: int | None, rules: bool) -> "Advice":
     from unfed import rng
     from unfed.analysis.advice import Prober, Sample, advise
     from unfed.api import write_report
-    from unfed.folder import findings
+    from unfed.folder import undo_results
     from unfed.runs.run import Run
 
     run = Run.open(folder)
@@ -190,8 +190,10 @@ def _of_run(folder: Path, seed: int | None, rules: bool) -> "Advice":
     sample = Sample(x, y, phase.optimiser.lr, phase.batch, one)
     prober = Prober(world.template, run.current(one), sample)
     found = advise(module, example=x[:2], prober=prober, fresh=world.fresh, seed=one)
-    models = findings.models_of(run.folder, {"in force": run.current_job(one)})
-    findings.keep(findings.advice_file(run.folder, one), {"seed": one, "models": models, "advice": found.to_json()})
+    models = undo_results.models_of(run.folder, {"in force": run.current_job(one)})
+    undo_results.keep_study(
+        undo_results.advice_file(run.folder, one), {"seed": one, "models": models, "advice": found.to_json()}
+    )
     write_report(run)
     return found
 

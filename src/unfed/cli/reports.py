@@ -44,7 +44,7 @@ def report(
     """
     from unfed.api import write_report
     from unfed.folder import old_evidence
-    from unfed.folder.handed_out import hand_out
+    from unfed.folder.carriers import hand_out
     from unfed.report.rules import named
     from unfed.runs.run import Run
 
@@ -89,7 +89,7 @@ def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
 
 
 def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
-    from unfed.folder.handed_out import hand_out
+    from unfed.folder.carriers import hand_out
     from unfed.report import RunInfo, figures
 
     drawn = figures.pictures(RunInfo.of(run.info()), run.lines(), rule)
@@ -157,8 +157,8 @@ def index(
     It links to their reports.
     """
     from unfed import storage
+    from unfed.folder.carriers import enter
     from unfed.folder.folder import RunFolder
-    from unfed.folder.handed_out import enter
     from unfed.report.compare import render_index as render
 
     if not runs.is_dir():

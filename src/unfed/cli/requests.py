@@ -121,8 +121,8 @@ def forget(
     from unfed.cli.evidence import entered, received
     from unfed.data import Request, SampleList
     from unfed.requests.options import RequestOptions
-    from unfed.runs.onlooker import logged, request_name
     from unfed.runs.run import Run
+    from unfed.runs.trust_log import logged, request_name
 
     read = SampleList.read(samples) if samples else None
     asked: dict[str, Any] = read.asked if read else {}
@@ -316,7 +316,7 @@ def _agreed(run: "Run", request: str) -> list[str] | None:
     """Show what would go and ask: the tombstones that were agreed to; None where nothing would change."""
     from unfed.cli.evidence import bundle
     from unfed.folder.purge import purge as take_away
-    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.trust_log import keeps_log
 
     found = take_away(run, request, dry_run=True)
     if not found.gone and found.entry.purged:
@@ -338,9 +338,9 @@ def _at_terminal() -> bool:
 
 
 def _tell_purged(run: "Record", request: str, found: "Outcome", dry_run: bool) -> None:
-    from unfed.folder.handed_out import FILE as HANDED_OUT
+    from unfed.folder.carriers import HANDED_OUT
     from unfed.requests.book import TOMBSTONES
-    from unfed.runs.onlooker import keeps_log
+    from unfed.runs.trust_log import keeps_log
 
     if not found.gone:
         since = "was purged already, and since then nothing" if found.before else "is fulfilled, and nothing"
@@ -363,7 +363,7 @@ def _tell_purged(run: "Record", request: str, found: "Outcome", dry_run: bool) -
 
 def _by_folder(gone: Sequence["Tombstone"]) -> list[str]:
     """What went, a line each; of scores, which are a file per round, a line for all of one job."""
-    from unfed.folder.trajectory_file import TRAJECTORY
+    from unfed.folder.consistency import TRAJECTORY
 
     lines: dict[str, int] = {}
     for one in gone:

@@ -88,8 +88,8 @@ def run(
     It ends with a table and an HTML report. If the folder holds this very run, the command goes on with it, or shows it
     if it is finished; --out DIR trains again.
     """
-    from unfed.runs.onlooker import begin_log
     from unfed.runs.tracking import known
+    from unfed.runs.trust_log import begin_log
 
     known(track)
     moment, changes = moment_of(budget), with_device(sets, device)
@@ -188,8 +188,8 @@ def _work(
     """
     from unfed.api import results, write_report
     from unfed.cli import display
-    from unfed.runs.onlooker import logged
     from unfed.runs.tracking import tracked
+    from unfed.runs.trust_log import logged
 
     with (
         resumable(run),

@@ -331,7 +331,7 @@ class JobServer:
         plan = self.plan(r, *scheduled, keep=self.settings.keep)
         if not self.settings.keep:
             robust, start = self.settings.robust, state.params
-            answers = self.train(plan, start, clients, context, transfer=transfer)
+            answers = [*self.train(plan, start, clients, context, transfer=transfer)]
             updates, factors = robust.entering(start, self._in_order(answers))
             if not context:  # a round with context could not be repeated from its plan alone
                 self._record(plan, start, updates, factors)

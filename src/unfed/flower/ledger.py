@@ -36,9 +36,9 @@ from unfed.engines.base import Refusal
 from unfed.errors import UnfedError, listed
 from unfed.flower.wire import from_arrays
 from unfed.folder import undo_results
-from unfed.folder.clients import client_list, names_of
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, last_starts, model_notes, noted, start_on
+from unfed.folder.layout import ClientList, client_list, names_of
 from unfed.folder.old_evidence import FILE
 from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
@@ -48,6 +48,7 @@ from unfed.model.digest import beginning, digests, fingerprint
 from unfed.model.params import Params, tensor_bytes
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job, now
+from unfed.requests.saved_state import SavedState
 from unfed.runs.description import hardware, plain_request, request_id, versions
 from unfed.values import not_measured
 
@@ -196,7 +197,7 @@ class AppLedger:
 
     def begun(self, request: str, label: str) -> bool:
         """Whether an earlier start of this request kept a round, or ended it."""
-        return self.folder.numbers(Job(SEED, request, label)) is not None
+        return self.folder.saved(Job(SEED, request, label)) is not None
 
     @property
     def turn(self) -> Turn:
@@ -237,7 +238,8 @@ class AppLedger:
         deny = self._config.deny
         asked = [entry.request for entry in self._book.accepted(SEED)]
         clients = {name for request in asked for name in request.clients}
-        goes_by = (client_list(self.path) or {}).get("names", {})
+        known = client_list(self.path)
+        goes_by = known.names if known else {}
         classes = {*deny.classes, *(number for request in asked for number in request.classes)}
         names = {*deny.clients, *names_of(clients, goes_by)} - {*names_of([*besides], goes_by)}
         return Before(frozenset(names), tuple(sorted(classes)))
@@ -254,7 +256,7 @@ class AppLedger:
         if begun == TRAINED:
             return
         line = self._line(begun) if begun else [entry.job for entry in self._book.in_force(SEED)]
-        turned = [(self.folder.numbers(job) or {}).get("app", {}).get("turns", ()) for job in line]
+        turned = [saved.app.get("turns", ()) for job in line if (saved := self.folder.saved(job)) is not None]
         again = sorted({*now} & {name for names in turned for name in names})
         if not again:
             return
@@ -272,8 +274,7 @@ class AppLedger:
     def _job_of(self, model: str) -> Job | None:
         """The job that left a model, by its fingerprint; None where no job of this ledger did."""
         jobs = [TRAINED, *(entry.job for entry in self._book.entries)]
-        bound = {job: (self.folder.numbers(job) or {}).get("bound", {}).get("model") for job in jobs}
-        return next((job for job, own in bound.items() if own == model), None)
+        return next((job for job in jobs if self.folder.came_out(job) == model), None)
 
     def _line(self, job: Job | None) -> list[Job]:
         """The jobs by which a model came about, the last first."""
@@ -281,7 +282,8 @@ class AppLedger:
         known = {"/".join(entry.job.path.parts): entry.job for entry in self._book.entries}
         while job is not None and job not in (TRAINED, *found):
             found.append(job)
-            job = known.get(str(((self.folder.numbers(job) or {}).get("base") or {}).get("model")))
+            saved = self.folder.saved(job)
+            job = known.get(str(saved and saved.base.model))
         return found
 
     # --- beginning --------------------------------------------------------------------------------------------------
@@ -311,7 +313,7 @@ class AppLedger:
         previous = self._job_of(model)
         base = {"model": None if previous is None else "/".join(previous.path.parts), "without": list(others)}
         start = 1 if saved is None else start_on(base, saved[1])
-        if saved is not None and start != saved[1].get("start", 1):
+        if saved is not None and start != saved[1].start:
             log.warning("unfed: others left since request %s was begun, so it begins again", job.request)
             saved = None
         entries = tuple(self._filed(request, label, rounds, others, known) for request in asked)
@@ -321,8 +323,8 @@ class AppLedger:
         self._turn = Turn(entries, job, base, start, about, notes)
         if saved is None:
             return None
-        self.turn.notes, self.turn.about = JobNotes.from_json(saved[1]["diary"]), saved[1]["app"]
-        self.turn.round, self.turn.finished = saved[0].round, saved[1].get("finished")
+        self.turn.notes, self.turn.about = JobNotes.from_json(saved[1].diary.to_json()), dict(saved[1].app)
+        self.turn.round, self.turn.finished = saved[0].round, saved[1].finished
         lines = [line for line in last_starts(self.folder.lines()) if line["request"] == job.request]
         self.turn.before = next((line["app"] for line in lines if line["method"] == "before"), OfApp())
         here = [line for line in lines if (line["method"], line["round"]) == (label, self.turn.round)]
@@ -353,14 +355,14 @@ class AppLedger:
 
     def _note(self, names: Mapping[str, Collection[str]]) -> None:
         """Write down every name that each client goes by."""
-        known = client_list(self.path) or {"order": [], "names": {}}
-        every = {**{name: [] for name in names}, **known["names"]}
+        known = client_list(self.path) or ClientList(order=(), held={})
+        every: dict[str, Collection[str]] = {**{name: () for name in names}, **known.names}
         found = {name: sorted({*own, *names.get(name, ())}) for name, own in every.items()}
-        order = [*known["order"], *(name for name in names if name not in known["order"])]
+        order = [*known.order, *(name for name in names if name not in known.order)]
         storage.write_json(self.path / "clients.json", {"order": order, "held": {}, "names": found})
 
     def _refuse_other(
-        self, entry: Entry | None, asked: Sequence[Request], job: Job, model: str, saved: Mapping[str, Any] | None
+        self, entry: Entry | None, asked: Sequence[Request], job: Job, model: str, saved: SavedState | None
     ) -> None:
         """A request goes on as it began: of the same model, by the same method."""
         for other in (e for e in self._book.entries if e.request.id in {r.id for r in asked} and not e.accepted):
@@ -370,8 +372,8 @@ class AppLedger:
                 f"Request {job.request!r} in {self.path} was begun by {entry.method}, not {job.label}; go on with that,"
                 " or give ledger another folder."
             )
-        went_in = ((saved or {}).get("diary") or {}).get("beginning", {}).get("went_in")
-        if went_in and fingerprint(went_in) != model:
+        begun = saved and saved.diary.beginning
+        if begun and begun.went_in and fingerprint(begun.went_in) != model:
             raise UnfedError(
                 f"Request {job.request!r} in {self.path} began at another model; start with the arrays that it began"
                 " with, or give ledger another folder."

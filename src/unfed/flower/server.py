@@ -21,10 +21,10 @@ from flwr.serverapp import Grid, ServerApp
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.flower.transport import SPEECH, GridTransport, log
-from unfed.folder.clients import flower_runs
+from unfed.folder.layout import flower_runs
 from unfed.remote import server
 from unfed.remote.options import Options
-from unfed.runs.description import now
+from unfed.requests.entry import now
 from unfed.runs.run import Run
 
 app = ServerApp()
@@ -79,7 +79,7 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
 
 def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
     """Note which Flower run worked in a folder and how it ended: running, finished or failed."""
-    runs = [run for run in flower_runs(folder) if run["run"] != str(run_id)]
+    runs = [run.to_json() for run in flower_runs(folder) if run.run != str(run_id)]
     found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
     storage.write_json(folder / "flower.json", {"state": state, "runs": [*runs, found]})
 

@@ -34,6 +34,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
 
+from unfed import records
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError, listed
 from unfed.federation.robust import Robust
@@ -45,7 +46,6 @@ from unfed.flower.negating import Perturb, applied, method_of
 from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, from_arrays, whole
-from unfed.json_checks import is_number
 from unfed.model.digest import digests, fingerprint
 from unfed.remote.replies import said
 from unfed.requests.reversible import warn_of_way_back
@@ -97,7 +97,7 @@ class Unlearn(Strategy):
             undo: Evaluate the last model once more with the perturbation taken back. `Probes(…)` tries every other way.
             refuse_above: Refuse an update longer than the model and so many times the usual; 0: never.
         """
-        if not is_number(refuse_above) or refuse_above < 0:
+        if not records.fits(records.Number, refuse_above) or refuse_above < 0:
             raise UnfedError(f"refuse_above is a number from 0 on, not {refuse_above!r}; leave it out for the default.")
         if ledger is None and (recover or forgotten or undo):
             raise UnfedError("recover, forgotten and undo are written into a ledger; name its folder with ledger=….")

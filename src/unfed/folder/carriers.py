@@ -4,9 +4,14 @@
       └──► compared, tried in vain                                       carries it; what stands right of it does not
 
 A model is without a request if it is the one by which the request was fulfilled, if it was drawn anew without its rows,
-or if it began at a model without it. One that a public inverse turns back (`turning_back.py`) is without it only while
-nobody takes that step, so it counts as a carrier once another is in force. Nothing is built to tell: states say at
-which model they began.
+or if it began at a model without it. A model that a public inverse turns back (`requests/reversible.py`) counts as a
+carrier once another is in force. Nothing is built to tell: states say at which model they began.
+
+    handed-out.jsonl      {what, file, sha256, at, seed, request, method}      what left the folder, one line per file
+
+A line of that list is written first: a process killed in between has entered a file that is not there, and never the
+other way round. A new report takes its line's place; an export under the same name does not, because the earlier one
+may have been passed on.
 
 Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
 keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
@@ -15,24 +20,113 @@ server has none, clients' optimisers begin with every round, and that of a centr
 
 from __future__ import annotations
 
+import hashlib
+import json
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
+from unfed.errors import Halted, UnfedError, UnfedWarning
 from unfed.federation.state import OPTIMISER
-from unfed.folder import findings as studies
+from unfed.folder import locks as presence
+from unfed.folder import undo_results
 from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
 from unfed.folder.histories import HISTORY, HistoryLog
 from unfed.folder.subtraction import Differences
 from unfed.folder.undo_results import left_out, read_at
 from unfed.methods import METHODS
+from unfed.records import Count, parsed, read
 from unfed.requests.book import Book, overlap, owners
-from unfed.requests.entry import Entry, Job
+from unfed.requests.entry import Entry, Job, now
 from unfed.requests.reversible import turned_back, way_back
+from unfed.requests.saved_state import SavedState
+
+# --- what left the folder ---------------------------------------------------------------------------------------------
+
+
+HANDED_OUT = "handed-out.jsonl"
+What = Literal["export", "report", "comparison", "index", "evidence"]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A file that was written from what is in a run folder."""
+
+    what: str
+    file: str
+    """Its path inside the run folder, or from the root of the disk."""
+    sha256: str
+    at: str
+    seed: Count | None = None
+    request: str | None = None
+    method: str | None = None
+    """Of an export, whose model it is."""
+
+    @property
+    def job(self) -> Job | None:
+        if self.seed is None or self.method is None:
+            return None
+        return Job(self.seed, self.request, self.method)
+
+    def path(self, folder: Path) -> Path:
+        return folder / self.file
+
+
+def hand_out(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
+    """Enter a file in a run folder, and write it."""
+    enter(folder, what, path, data, job)
+    storage.deliver(path, data)
+
+
+def enter(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
+    """Enter a file that is about to be written; where nothing can be written down, that is said."""
+    about: dict[str, Any] = {} if job is None else {"seed": job.seed, "request": job.request, "method": job.label}
+    one = Handed(what, _name_inside(folder.path, path), hashlib.sha256(data).hexdigest(), now(), **about)
+    try:
+        with presence.held(folder.path, "requests", wait=-1):
+            storage.sweep(folder.path.glob(f".{HANDED_OUT}.*.tmp"))
+            lines = [line for line in handed(folder) if not _same_handed(line, one)]
+            text = "".join(json.dumps(asdict(line), separators=(",", ":")) + "\n" for line in [*lines, one])
+            storage.write_bytes(folder.path / HANDED_OUT, text.encode())
+    except Halted as error:
+        warnings.warn(f"{path} is not entered in {folder.path / HANDED_OUT}: {error}", UnfedWarning, stacklevel=3)
+
+
+def _name_inside(folder: Path, path: Path) -> str:
+    """How a file is called in the list: a folder that is moved takes its own files along."""
+    full, own = path.absolute(), folder.absolute()
+    return full.relative_to(own).as_posix() if full.is_relative_to(own) else str(full)
+
+
+def _same_handed(known: Handed, new: Handed) -> bool:
+    """Whether an entry stands for another: of an export, only the same content does."""
+    same = (known.what, known.file) == (new.what, new.file)
+    return same and (new.what != "export" or known.sha256 == new.sha256)
+
+
+def handed(folder: RunFolder) -> list[Handed]:
+    """What left a run folder, in the order in which it was last written."""
+    path = folder.path / HANDED_OUT
+    if not path.exists():
+        return []
+    lines = storage.content(path).splitlines() or [b""]  # it is begun with its first line
+    return [_read_handed(text, f"Line {n} of {path}") for n, text in enumerate(lines, 1)]
+
+
+def _read_handed(text: bytes, where: str) -> Handed:
+    try:
+        return read(Handed, parsed(text), where)
+    except ValueError as error:
+        raise UnfedError(f"{where} is damaged; restore the file.") from error
+
+
+# --- what carries a request -------------------------------------------------------------------------------------------
+
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -97,7 +191,7 @@ def _turned_back(folder: RunFolder, book: Book, entry: Entry) -> Iterator[Carrie
         job = Job(entry.seed, name, one.method)
         if folder.model_file(job).exists():
             yield Carrier(entry.request.id, f"models/{job.path.as_posix()}.safetensors", how, "model")
-        if not (folder.numbers(job) or {"purged": True}).get("purged"):
+        if (saved := folder.saved(job)) is not None and saved.purged is None:
             yield Carrier(entry.request.id, f"state/{job.path.as_posix()}.safetensors", how, "state")
 
 
@@ -174,17 +268,17 @@ def _draws_anew(config: Config, label: str) -> bool:
 
 def _bases(folder: RunFolder, seed: int) -> Iterator[tuple[Path, Path]]:
     """Every job that says at which model it began, and which."""
-    for job, numbers in _states(folder, seed):
-        if isinstance(model := (numbers.get("base") or {}).get("model"), str):
-            yield job, Path(model)
+    for job, saved in _states(folder, seed):
+        if saved.base.model is not None:
+            yield job, Path(saved.base.model)
 
 
-def _states(folder: RunFolder, seed: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _states(folder: RunFolder, seed: int) -> Iterator[tuple[Path, SavedState]]:
     """The saved states of a repetition by their jobs."""
-    for path, numbers in folder.states():
+    for path, saved in folder.states():
         job = path.relative_to(folder.path / "state").with_suffix("")
         if job.parts[0] == str(seed):
-            yield job, numbers
+            yield job, saved
 
 
 @dataclass
@@ -239,25 +333,25 @@ class _Look:
 
     def _jobs(self) -> Iterator[Carrier]:
         """States as a whole, and of clean ones the parts that come from before."""
-        for job, numbers in _states(self.folder, self.seed):
+        for job, saved in _states(self.folder, self.seed):
             file = f"state/{job.as_posix()}.safetensors"
-            if job.name == "before" or numbers.get("purged"):
+            if job.name == "before" or saved.purged:
                 continue
             if job not in self.clean:
                 yield self._carrier(file, self._grew(job, "the state of a model"), "state")
             for kept in self.folder.good_states(self.folder.path / file):
                 what = self._grew(job, "an earlier state of a model")
                 yield self._carrier(kept.relative_to(self.folder.path).as_posix(), what, "state")
-            for label, history in numbers.get("histories", {}).items():
-                own = [client for client in self.clients if client in history["clients"]]
+            for label, history in saved.histories.items():
+                own = [client for client in self.clients if client in history.clients]
                 what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
-                if log_file := numbers.get("log", {}).get("file"):
-                    log = f"state/{(job.parent / log_file).as_posix()}"
+                if saved.log is not None:
+                    log = f"state/{(job.parent / saved.log.file).as_posix()}"
                     yield self._carrier(log, f"history for {label}: {what}", "history")
                 else:
                     yield self._carrier(file, f"history for {label}: {what}", "part", HISTORY)
             for own_log in HistoryLog(self.folder.path / file).files():
-                if own_log.name != numbers.get("log", {}).get("file"):
+                if saved.log is None or own_log.name != saved.log.file:
                     what = "history that no state counts any more"
                     yield self._carrier(own_log.relative_to(self.folder.path).as_posix(), what, "history")
             if job in self.clean:
@@ -306,7 +400,7 @@ class _Look:
 
     def _studies(self) -> Iterator[Carrier]:
         """Verdicts and advice that were computed from a model with it."""
-        for path, jobs in studies.files(self.folder, self.seed):
+        for path, jobs in undo_results.study_files(self.folder, self.seed):
             if any(job.path not in self.clean for job in jobs):
                 what = "numbers computed from a model that carries it"
                 yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")
@@ -335,15 +429,14 @@ class _Look:
 
 
 def _carried(
-    states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collection[Path], seen: frozenset[Path] = frozenset()
+    states: Mapping[Path, SavedState], job: Path, clean: Collection[Path], seen: frozenset[Path] = frozenset()
 ) -> list[str]:
     """The running statistics of a model that no job since the request has started afresh."""
-    numbers = states.get(job, {})
-    if (beginning := (numbers.get("diary") or {}).get("beginning")) is None:
+    saved = states.get(job)
+    if saved is None or (beginning := saved.diary.beginning) is None:
         return []
-    changes = beginning["changes"]
-    kept = [n for n in beginning["shapes"] if n.endswith(MEAN) and changes.get(n) != "set to zero"]
-    base = Path((numbers.get("base") or {}).get("model") or ".")
+    kept = [n for n in beginning.shapes if n.endswith(MEAN) and beginning.changes.get(n) != "set to zero"]
+    base = Path(saved.base.model or ".")
     if base not in clean or base in (seen := seen | {job}):
         return kept
     before = _carried(states, base, clean, seen)

@@ -18,15 +18,15 @@ from typing import Any
 from unfed import storage
 from unfed.config.config import Config
 from unfed.errors import UnfedError, typed
-from unfed.folder import consistency, deny, handed_out, judged, undo_results
-from unfed.folder import findings as studies
-from unfed.folder.clients import client_list, flower_runs
-from unfed.folder.folder import RunFolder, left_out_at, numbers_at
+from unfed.folder import carriers, consistency, deny, judged, undo_results
+from unfed.folder.folder import RunFolder, left_out_at, saved_at
 from unfed.folder.histories import HistoryLog
+from unfed.folder.layout import client_list, flower_runs
 from unfed.folder.purge import pending
 from unfed.model.digest import digests, fingerprint
 from unfed.requests import book as books
 from unfed.requests.entry import SHARED, Entry
+from unfed.requests.saved_state import SavedState
 
 
 @dataclass
@@ -92,10 +92,10 @@ def _beside(found: Found, folder: RunFolder) -> None:
     """
     for path in sorted((folder.path / "undo").rglob("*.json")):
         _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
-    for place in (studies.THEORY, studies.ADVICE):
+    for place in (undo_results.THEORY, undo_results.ADVICE):
         for path in sorted((folder.path / place).rglob("*.json")):
-            _told(found, lambda path=path: studies.read(folder, path))  # type: ignore[misc]
-    for read in (judged.of_run, handed_out.listed):
+            _told(found, lambda path=path: undo_results.read_study(folder, path))  # type: ignore[misc]
+    for read in (judged.of_run, carriers.handed):
         _told(found, lambda read=read: read(folder))  # type: ignore[misc]
     for own in (client_list, flower_runs, deny.key_in):
         _told(found, lambda own=own: own(folder.path))  # type: ignore[misc]
@@ -124,16 +124,16 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob("*.safetensors"))
 
 
-def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Path, dict[str, Any]]:
-    states: dict[Path, dict[str, Any]] = {}
+def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Path, SavedState]:
+    states: dict[Path, SavedState] = {}
     for path in _files(folder.path / "state"):
         _told(found, lambda path=path: storage.verify(path, "saved state"))  # type: ignore[misc]
-        numbers = _told(found, lambda path=path: numbers_at(path))  # type: ignore[misc]
-        if numbers is not None:
-            states[path] = numbers
-            log = path.with_name(numbers.get("log", {}).get("file", path.name))
+        saved = _told(found, lambda path=path: saved_at(path))  # type: ignore[misc]
+        if saved is not None:
+            states[path] = saved
+            log = path.with_name(path.name if saved.log is None else saved.log.file)
             if log.relative_to(folder.path).as_posix() not in buried:
-                _told(found, lambda path=path, numbers=numbers: HistoryLog(path).verify(numbers))  # type: ignore[misc]
+                _told(found, lambda path=path, saved=saved: HistoryLog(path).verify(saved))  # type: ignore[misc]
     return states
 
 
@@ -145,17 +145,16 @@ def _request_of(folder: RunFolder, state: Path) -> str | None:
 def _models(
     found: Found,
     folder: RunFolder,
-    states: dict[Path, dict[str, Any]],
+    states: dict[Path, SavedState],
     buried: dict[str, books.Tombstone],
 ) -> None:
     """Every model is the one that its state vouches for, and none that a state vouches for is missing."""
     models = {path.relative_to(folder.path / "models"): path for path in _files(folder.path / "models")}
     found.counted["models"] = len(models)
-    of_state = {path.relative_to(folder.path / "state"): numbers for path, numbers in states.items()}
-    for job, numbers in of_state.items():
-        said = numbers.get("bound", {}).get("model")
+    of_state = {path.relative_to(folder.path / "state"): saved for path, saved in states.items()}
+    for job, saved in of_state.items():
         file = f"models/{job.as_posix()}"
-        if said and numbers.get("finished") and job not in models and file not in buried:
+        if saved.bound.model and saved.finished and job not in models and file not in buried:
             found.findings.append(consistency.gone(folder.path / file))
     for job, path in models.items():
         loaded = _told(found, lambda path=path: storage.load(path, "model"))  # type: ignore[misc]
@@ -164,8 +163,8 @@ def _models(
             if f"state/{job.as_posix()}" not in buried:
                 found.findings.append(f"No state vouches for the model {path}; restore state/ from a copy.")
             continue
-        said = own.get("bound", {}).get("model")
-        if loaded is not None and said and own.get("finished") and fingerprint(digests(loaded[0])) != said:
+        said = own.bound.model
+        if loaded is not None and said and own.finished and fingerprint(digests(loaded[0])) != said:
             found.findings.append(
                 f"The model {path} is not the one that its job left ({folder.path / 'state' / job} vouches for"
                 " another); restore it from a copy."

@@ -24,8 +24,8 @@ from unfed.data import ClientData, Request
 from unfed.data.datasets import stretched
 from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
-from unfed.folder.clients import client_list, elsewhere, names_of
 from unfed.folder.folder import KEY, RunFolder
+from unfed.folder.layout import client_list, elsewhere, names_of
 from unfed.folder.old_evidence import FILE, OldEvidence
 
 Scoped = Callable[[Sequence[Request]], Mapping[str, ClientData]]
@@ -89,7 +89,8 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
             f" to {sides[1]} none would be recognised, so set data.resize = {sides[0]}."
         )
     left = {name for entry in asked for name in entry.request.clients}
-    goes_by = (client_list(folder.path) or {}).get("names", {})
+    known = client_list(folder.path)
+    goes_by = known.names if known else {}
     key = key_in(folder.path) if rows else None
     if rows and key is None:
         raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")

@@ -31,7 +31,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unfed import storage
+from unfed import records, storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, option, typed
@@ -39,9 +39,9 @@ from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.folder import consistency
 from unfed.folder import locks as presence
+from unfed.folder.consistency import TrajectoryFile
 from unfed.folder.histories import HistoryLog
-from unfed.folder.schema import MODEL_MAY, SCORES_MAY, checked, checked_description
-from unfed.folder.trajectory_file import TrajectoryFile
+from unfed.folder.layout import ModelHeader, ScoresHeader, described
 from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
 from unfed.model.digest import digests, fingerprint
@@ -49,6 +49,7 @@ from unfed.model.params import Params
 from unfed.requests import book as books
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job
+from unfed.requests.saved_state import SavedState
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
@@ -69,8 +70,8 @@ OVER = "over"  # the requests whose rows scores and probes speak of, in their or
 WITHOUT = "without"  # what scores and probes say: the requests, purged or deleted, whose rows they do not speak of
 
 
-def numbers_at(path: Path) -> dict[str, Any] | None:
-    """The numbers of a saved state, if there is one.
+def saved_at(path: Path) -> SavedState | None:
+    """What a saved state says, if there is one.
 
     It may be replaced, and during a purge go, while others look.
     """
@@ -83,13 +84,14 @@ def digests_at(path: Path) -> dict[str, str] | None:
     """The digests of a model's tensors, as its file's own header has them; None where there is none."""
     if not path.exists():
         return None
-    return checked(storage.numbers_of(path, "model"), f"The model {path}", {}, MODEL_MAY).get("sha256")
+    found = records.read(ModelHeader, storage.numbers_of(path, "model"), f"The model {path}").sha256
+    return None if found is None else dict(found)
 
 
 def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
     """The purged requests of whose rows a file of scores does not speak, or what else it names."""
-    numbers = checked(storage.numbers_of(path, "file of scores"), f"The file of scores {path}", {}, SCORES_MAY)
-    return list(numbers.get(said, ()))
+    numbers = storage.numbers_of(path, "file of scores")
+    return list(getattr(records.read(ScoresHeader, numbers, f"The file of scores {path}"), said))
 
 
 def _description(path: Path) -> dict[str, Any]:
@@ -101,7 +103,8 @@ def _description(path: Path) -> dict[str, Any]:
             f"{path.parent} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
             " use the version of unfed that wrote it."
         )
-    return checked_description(found, str(path))
+    described(found, str(path))
+    return found
 
 
 def _config(path: Path) -> Config:
@@ -183,7 +186,7 @@ class RunFolder:
         """
         states = list(self.states())
         lines, vouched = self._trajectory.lines(self._trajectory.vouched(states))
-        ended = {path for path, numbers in states if numbers.get("finished")}
+        ended = {path for path, saved in states if saved.finished}
         if lines[vouched:] and not self.busy():
             lines[vouched:] = [one for one in lines[vouched:] if self.state_file(Job(*job_of(one))) not in ended]
         return lines
@@ -220,11 +223,11 @@ class RunFolder:
         path = self.path / folder / job.path
         return path.with_name(path.name + ".safetensors")
 
-    def states(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Every saved state's numbers."""
+    def states(self) -> Iterator[tuple[Path, SavedState]]:
+        """What every saved state says."""
         for path in sorted((self.path / "state").rglob("*.safetensors")):
-            if (numbers := numbers_at(path)) is not None:
-                yield path, numbers
+            if (saved := saved_at(path)) is not None:
+                yield path, saved
 
     def save_state(
         self,
@@ -242,7 +245,8 @@ class RunFolder:
         path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         whole["bound"] = {"job": job.path.as_posix(), **self._bound(state, numbers)}
-        kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
+        before = saved_at(path)
+        kept = log.save(histories or {}, None if before is None else before.log)
         if job.request is None:
             self._keep_good(path, keep, ended=bool(numbers.get("finished")))
         storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
@@ -253,13 +257,13 @@ class RunFolder:
         return sorted(state.parent.glob(f"{glob.escape(state.stem)}.good-*"))
 
     def _keep_good(self, path: Path, keep: bool, ended: bool) -> None:
-        if keep and not ended and (numbers := numbers_at(path)) is not None:
-            storage.link(path, path.with_name(f"{path.stem}.good-{numbers['round']:09d}"))
+        if keep and not ended and (saved := saved_at(path)) is not None:
+            storage.link(path, path.with_name(f"{path.stem}.good-{saved.round:09d}"))
         kept = self.good_states(path)
         for old in kept if ended else kept[:-GOOD]:
             storage.remove(old)
 
-    def step_back(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+    def step_back(self, job: Job) -> tuple[State, SavedState] | None:
         """Put the last good state of a training in the place of its newest; None where none is left."""
         path = self.state_file(job)
         if not (kept := self.good_states(path)):
@@ -282,47 +286,52 @@ class RunFolder:
             **consistency.log_kept(self.path),
         }
 
-    def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+    def load_state(self, job: Job) -> tuple[State, SavedState] | None:
         path = self.state_file(job)
         if not path.exists():
             return None
         tensors, numbers = storage.load(path, "saved state")
-        consistency.of_its_job(numbers, path)
-        groups = storage.part(tensors)
-        if PRUNED in numbers:
-            groups[numbers[PRUNED]] = self.load_model(job)
+        saved, groups = consistency.of_its_job(numbers, path), storage.part(tensors)
+        if saved.pruned is not None:
+            groups[saved.pruned] = self.load_model(job)
         state = State(
             params=groups.pop(PARAMS, {}),
-            round=numbers["round"],
+            round=saved.round,
             tensors=groups,
-            numbers=numbers["numbers"],
-            done=numbers["done"],
-            model=numbers["model"],
+            numbers=dict(saved.numbers),
+            done=saved.done,
+            model=saved.model,
         )
-        return state, numbers
+        return state, saved
 
     def load_histories(self, job: Job) -> dict[str, History]:
         """What was recorded up to a job's saved state, by label; nothing where there is no state."""
         path = self.state_file(job)
-        return self._log(path).load(numbers_at(path) or {})
+        return self._log(path).load(saved_at(path))
 
     def purge(self, seed: int, clients: Collection[str], purges: Mapping[str, Purge]) -> None:
         """Take these clients' records out of every history in the folder; done twice, it does nothing."""
         for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
-            kept = (numbers_at(path) or {}).get("histories", {})
-            if not any(set(clients) & set(history["clients"]) for history in kept.values()):
+            saved = saved_at(path)
+            if saved is None or not any(set(clients) & set(history.clients) for history in saved.histories.values()):
                 continue
             tensors, numbers = storage.load(path, "saved state")
-            left = {label: purges[label](h, clients) for label, h in self._log(path).load(numbers).items()}
+            left = {label: purges[label](h, clients) for label, h in self._log(path).load(saved).items()}
             log = self._logs[path] = HistoryLog(path)  # all that is left goes into a new file, and the old one goes
-            storage.save(path, tensors, {**numbers, **log.save(left, numbers.get("log"))})
+            storage.save(path, tensors, {**numbers, **log.save(left, saved.log)})
             log.tidy()
 
-    def numbers(self, job: Job) -> dict[str, Any] | None:
-        return numbers_at(self.state_file(job))
+    def saved(self, job: Job) -> SavedState | None:
+        return saved_at(self.state_file(job))
 
     def finished(self, job: Job) -> bool:
-        return bool((self.numbers(job) or {}).get("finished"))
+        saved = self.saved(job)
+        return saved is not None and bool(saved.finished)
+
+    def came_out(self, job: Job) -> str | None:
+        """The fingerprint of the model that a job left, as its state says."""
+        saved = self.saved(job)
+        return None if saved is None else saved.bound.model
 
     def save_model(self, job: Job, params: Params, numbers: Mapping[str, Any]) -> None:
         storage.save(self.model_file(job), params, numbers)
@@ -333,9 +342,8 @@ class RunFolder:
         if not path.exists():
             raise UnfedError(consistency.gone(path))
         params = storage.load(path, "model")[0]
-        numbers = self.numbers(job) or {}
-        said = numbers.get("bound", {}).get("model")
-        if numbers.get("finished") and said and fingerprint(digests(params)) != said:
+        said = self.came_out(job)
+        if self.finished(job) and said and fingerprint(digests(params)) != said:
             raise UnfedError(
                 f"The model {path} is not the one that its job left ({self.state_file(job)} vouches for another);"
                 " restore it from a copy."
@@ -375,7 +383,7 @@ class RunFolder:
         for sentence in books.missing(self.path, entries, listed):
             raise UnfedError(sentence)
         config = storage.unchanged(self.path / "run.json", _config)
-        return Book(self.path, config or Config(), entries, books.tombstones(self.path), self.numbers)
+        return Book(self.path, config or Config(), entries, books.tombstones(self.path), self.saved)
 
     def filed(self) -> tuple[Entry, ...]:
         """Every deletion request whose file is there."""

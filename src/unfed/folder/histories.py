@@ -28,6 +28,7 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
 from unfed.model.params import Params, tensor_bytes
+from unfed.requests.saved_state import LogNote, SavedState
 
 Key = tuple[str, str, str]
 """(label, "shared" or "own", name of a group or of a client)."""
@@ -59,11 +60,11 @@ class HistoryLog:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._said: dict[str, Any] | None = None
+        self._said: LogNote | None = None
         self._hash = hashlib.sha256()
         self._known: dict[Key, tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]] = {}
 
-    def save(self, histories: Mapping[str, History], said: Mapping[str, Any] | None) -> dict[str, Any]:
+    def save(self, histories: Mapping[str, History], said: LogNote | None) -> dict[str, Any]:
         """Write what changed, and give what the state must say of it.
 
         `said` is what the state on the disk says of its log.
@@ -74,16 +75,19 @@ class HistoryLog:
             return {"histories": {}}
         records = list(_records(histories))
         live = sum(tensor_bytes(record.tensors) for _, record in records)
-        if self._said is None or self._said != said or self._said["length"] > 2 * live + _SLACK:
+        if self._said is None or self._said != said or self._said.length > 2 * live + _SLACK:
             self._begin_anew(records)
         else:
             self._append([(key, record) for key, record in records if self._changed(key, record)])
         self._known = {key: _seen(record) for key, record in records}
-        return {"histories": {label: _outline(h) for label, h in histories.items()}, "log": self._said}
+        return {
+            "histories": {label: _outline(h) for label, h in histories.items()},
+            "log": self._said and self._said.to_json(),
+        }
 
     def tidy(self) -> None:
         """Take away what no state counts any more; once the state is on the disk."""
-        kept = None if self._said is None else self._said["file"]
+        kept = None if self._said is None else self._said.file
         for path in self.files():
             if path.name != kept:
                 with contextlib.suppress(OSError):
@@ -99,19 +103,16 @@ class HistoryLog:
         part = _packed(records, {})
         storage.write_bytes(self._state.parent / name, part)
         self._hash = hashlib.sha256(part)
-        self._said = {"file": name, "length": len(part), "sha256": self._hash.hexdigest()}
+        self._said = LogNote(file=name, length=len(part), sha256=self._hash.hexdigest())
 
     def _append(self, records: list[tuple[Key, Record]]) -> None:
         if not records or self._said is None:
             return
         part = _packed(records, self._known)
-        storage.write_at(self._state.parent / self._said["file"], self._said["length"], part)
+        storage.write_at(self._state.parent / self._said.file, self._said.length, part)
         self._hash.update(part)
-        self._said = {
-            **self._said,
-            "length": self._said["length"] + len(part),
-            "sha256": self._hash.hexdigest(),
-        }
+        length = self._said.length + len(part)
+        self._said = LogNote(file=self._said.file, length=length, sha256=self._hash.hexdigest())
 
     def _changed(self, key: Key, record: Record) -> bool:
         if key not in self._known:
@@ -121,43 +122,41 @@ class HistoryLog:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def load(self, numbers: Mapping[str, Any]) -> dict[str, History]:
+    def load(self, saved: SavedState | None) -> dict[str, History]:
         """The histories that a state counts."""
-        outlines, said = numbers.get("histories", {}), numbers.get("log")
-        if not outlines or said is None:
+        if saved is None or not saved.histories or saved.log is None:
             return {}
-        data = self._read(said)
-        found = _replayed(data, self._state.parent / said["file"])
+        data = self._read(saved.log)
+        found = _replayed(data, self._state.parent / saved.log.file)
         histories = {}
-        for label, outline in outlines.items():
+        for label, outline in saved.histories.items():
             try:
-                shared = {name: found[label, "shared", name].tensors for name in outline["groups"]}
-                own = {name: found[label, "own", name] for name in outline["clients"]}
-                rest = outline["rounds"], outline["numbers"], tuple(outline["purged"])
-            except (KeyError, TypeError) as error:
+                shared = {name: found[label, "shared", name].tensors for name in outline.groups}
+                own = {name: found[label, "own", name] for name in outline.clients}
+            except KeyError as error:
                 raise UnfedError(
                     f"The recorded history for {label} beside {self._state} lacks {error}; restore it from a copy, or"
                     " train again."
                 ) from error
-            histories[label] = History(rest[0], shared, own, rest[1], rest[2])
-        self._said, self._hash = dict(said), hashlib.sha256(data)
+            histories[label] = History(outline.rounds, shared, own, dict(outline.numbers), outline.purged)
+        self._said, self._hash = saved.log, hashlib.sha256(data)
         self._known = {key: _seen(record) for key, record in _records(histories)}
         return histories
 
-    def _read(self, said: Mapping[str, Any]) -> bytes:
+    def _read(self, said: LogNote) -> bytes:
         """The part of the log that a state counts, if it is what was written."""
-        path = self._state.parent / str(said.get("file"))
+        path = self._state.parent / said.file
         try:
             if path.parent != self._state.parent or not path.name.startswith(f"{self._state.stem}.{HISTORY}-"):
                 raise ValueError("it lies elsewhere")
-            if path.stat().st_size < said["length"]:  # before so many bytes are asked for
+            if path.stat().st_size < said.length:  # before so many bytes are asked for
                 raise ValueError("its end is gone")
             storage.refuse_no_file(path)
             with open(path, "rb") as file:
-                data = file.read(said["length"])
-            if hashlib.sha256(data).hexdigest() != said["sha256"]:
+                data = file.read(said.length)
+            if hashlib.sha256(data).hexdigest() != said.sha256:
                 raise ValueError("its SHA-256 differs")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UnfedError(
                 f"The history {path} is not what {self._state} vouches for ({reason}): it is damaged or was changed;"
@@ -165,10 +164,10 @@ class HistoryLog:
             ) from error
         return data
 
-    def verify(self, numbers: Mapping[str, Any]) -> None:
+    def verify(self, saved: SavedState) -> None:
         """Refuse a log that is not what its state vouches for."""
-        if (said := numbers.get("log")) is not None:
-            self._read(said)
+        if saved.log is not None:
+            self._read(saved.log)
 
 
 def _seen(record: Record) -> tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]:

@@ -20,6 +20,7 @@ from unfed.model import digest
 from unfed.model.params import Params
 from unfed.requests.entry import Job
 from unfed.requests.reversible import ways_back
+from unfed.requests.saved_state import SavedState
 
 
 @dataclass
@@ -81,15 +82,15 @@ class JobNotes:
         )
 
 
-def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
+def start_on(base: Mapping[str, Any] | None, saved: SavedState) -> int:
     """Which start of a job this is.
 
     It is the saved one, or the next if that was at another model or without other rows.
     """
-    start, its = int(saved.get("start", 1)), saved.get("base")
-    if saved.get("purged"):  # of its state only numbers are left
-        return start + 1
-    return start if base is None or its is None or dict(its) == dict(base) else start + 1
+    if saved.purged:  # of its state only numbers are left
+        return saved.start + 1
+    same = base is None or "base" not in saved.model_fields_set or saved.base.to_json() == dict(base)
+    return saved.start if same else saved.start + 1
 
 
 def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:

@@ -7,74 +7,155 @@ Nothing is built to read it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from unfed import json_checks as its
-from unfed import storage
+from pydantic import Field, field_validator
+
+from unfed import records, storage
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
-from unfed.folder.schema import COUNT, TEXT, Fits, checked
 from unfed.measures.population.attacks import ATTACKS
+from unfed.records import Count, Edition, JsonRecord, Number, Plain, Share
 
 SCHEMA = 1
 FILE = "judged.json"
 """The same in a population's own folder."""
 AGAIN = "delete it, and judge the population again with `unfed judge … --run`"
 
-_REASON = its.is_text
-_INTERVAL = its.table_with(dict.fromkeys(("value", "low", "high"), its.is_plain_number))
-_CELL = its.either(
-    its.is_plain_number,
-    _REASON,
-    its.table_with({"value": its.is_plain_number, "retrain": its.is_plain_number}),
-    _INTERVAL,
-)
-_ATTACKED = its.table_with(
-    {
-        "auc": _INTERVAL,
-        "tpr_0.01": its.either(_REASON, _INTERVAL),
-        "tpr_0.001": its.either(_REASON, _INTERVAL),
-        "worst_slice": its.either(_REASON, its.table_with({"name": its.is_text, "auc": its.is_plain_number})),
-        "roc": its.list_of(lambda value: its.list_of(its.is_share)(value) and len(value) == 2, least=1),
-    }
-)
-_EXPOSED = its.list_of(its.table_with({"row": its.is_text, "auc": its.is_plain_number}))
-_ROW = {
-    "attacks": its.table_with(dict.fromkeys(ATTACKS, its.either(_REASON, _ATTACKED))),
-    "exposure": _EXPOSED,
-    **dict.fromkeys(("distances", "singles", "accuracy"), its.table_of(_CELL)),
-}
-_MEASURED_SINCE = dict.fromkeys(("standing", "held_out"), its.table_of(_CELL))
-_ANSWER = its.table_with({"kind": its.is_text, "sentence": its.is_text})
-_VERDICT = its.either(_ANSWER, its.table_with({"remembers": _ANSWER, "unfinished": _ANSWER}))
-"""Earlier versions gave one answer to both questions."""
-_METHOD = its.table_with({"title": its.is_text, "verdict": _VERDICT, **_ROW}, _MEASURED_SINCE)
-_TUNED = its.table_with(
-    {"trials": its.is_count, "models": its.is_count, "on": its.is_text, "chosen": its.table_of(its.is_plain)},
-    {"spoiled": its.is_yes, "best": its.or_null(its.table_with({}, {"drop": its.is_plain_number}))},
-)
-MUST: dict[str, Fits] = {
-    "request": TEXT,
-    "models": COUNT,
-    "half": COUNT,
-    "rows": ("a table of how many rows there are, forget among them", its.table_with({"forget": its.is_count})),
-    "methods": (
-        "a table of methods, at least one, each with its verdict and what was measured",
-        lambda value: bool(value) and its.table_of(_METHOD)(value),
-    ),
-    "yardstick": ("what was measured of Retrain", its.table_with({"quarter": its.is_count, **_ROW}, _MEASURED_SINCE)),
-    "distributions": (
-        "a table of edges, and of shares between them",
-        its.table_with(
-            {"edges": its.list_of(its.is_number, least=2), "shares": its.table_of(its.list_of(its.is_share))}
-        ),
-    ),
-}
-MAY: dict[str, Fits] = {
-    "unfinished": ("a table of how many models there are", its.table_of(its.is_count)),
-    "tuned": ("a table of how each method was tuned", its.or_null(its.table_of(_TUNED))),
-}
+
+class JudgedInterval(JsonRecord):
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class BesideRetrain(JsonRecord):
+    """A number beside Retrain's."""
+
+    value: float
+    retrain: float
+
+
+Measured = float | str | JudgedInterval | BesideRetrain
+"""A number, with what belongs to it, or why there is none."""
+
+
+class Slice(JsonRecord):
+    """The rows that an attack told best."""
+
+    name: str
+    auc: float
+
+
+class Attacked(JsonRecord):
+    """What one attack found."""
+
+    auc: JudgedInterval
+    at_1: str | JudgedInterval = Field(alias="tpr_0.01")
+    at_01: str | JudgedInterval = Field(alias="tpr_0.001")
+    worst_slice: str | Slice
+    roc: Annotated[tuple[tuple[Share, Share], ...], Field(min_length=1)]
+
+
+class ExposedRow(JsonRecord):
+    """A row that many models tell."""
+
+    row: str
+    auc: float
+
+
+class JudgedRow(JsonRecord):
+    """What was measured of one method's models."""
+
+    attacks: Mapping[str, str | Attacked]
+    exposure: tuple[ExposedRow, ...]
+    distances: Mapping[str, Measured]
+    singles: Mapping[str, Measured]
+    accuracy: Mapping[str, Measured]
+    standing: Mapping[str, Measured] = {}
+    held_out: Mapping[str, Measured] = {}
+
+    @field_validator("attacks")
+    @classmethod
+    def _all(cls, found: Mapping[str, str | Attacked]) -> Mapping[str, str | Attacked]:
+        if missing := [name for name in ATTACKS if name not in found]:
+            raise ValueError(f"it has no {missing[0]}")
+        return found
+
+
+class VerdictSaid(JsonRecord):
+    """An answer, and its sentence."""
+
+    kind: str
+    sentence: str
+
+
+class TwoAnswers(JsonRecord):
+    """Does it remember, and is it unfinished? Earlier versions gave one answer to both."""
+
+    remembers: VerdictSaid
+    unfinished: VerdictSaid
+
+
+class JudgedMethod(JudgedRow):
+    """A method with its verdict."""
+
+    title: str
+    verdict: VerdictSaid | TwoAnswers
+
+
+class JudgedYardstick(JudgedRow):
+    """Retrain against Retrain."""
+
+    quarter: Count
+
+
+class TunedBest(JsonRecord):
+    """The best trial."""
+
+    drop: float | None = None
+
+
+class TunedBy(JsonRecord):
+    """How a method was tuned."""
+
+    trials: Count
+    models: Count
+    on: str
+    chosen: Plain
+    spoiled: bool = False
+    best: TunedBest | None = None
+
+
+class Distributions(JsonRecord):
+    """How often a number fell between two edges, by kind of model."""
+
+    edges: Annotated[tuple[Number, ...], Field(min_length=2)]
+    shares: Mapping[str, tuple[Share, ...]]
+
+
+class JudgedRows(JsonRecord):
+    """How many rows there are."""
+
+    forget: Count
+
+
+class Judged(JsonRecord):
+    """What `unfed judge` found."""
+
+    request: str
+    models: Count
+    half: Count
+    rows: JudgedRows
+    methods: Annotated[Mapping[str, JudgedMethod], Field(min_length=1)]
+    yardstick: JudgedYardstick
+    distributions: Distributions
+    unfinished: Mapping[str, Count] = {}
+    tuned: Mapping[str, TunedBy] | None = None
 
 
 def file_of(folder: RunFolder, request: str) -> Path:
@@ -91,11 +172,11 @@ def of_run(folder: RunFolder) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """One file, with every field that is shown of its type; None where its layout is another."""
-    found = checked(storage.read_json(path, "judged population"), str(path), {"schema": COUNT}, remedy=AGAIN)
-    if found["schema"] != SCHEMA:
+    raw = storage.read_json(path, "judged population")
+    if records.read(Edition, raw, str(path), AGAIN).number != SCHEMA:
         return None
-    checked(found, str(path), MUST, MAY, AGAIN)
-    shares, bins = found["distributions"]["shares"], len(found["distributions"]["edges"]) - 1
-    if any(len(shares.get(kind, ())) != bins for kind in ("before", "retrain", *found["methods"])):
+    found = records.read(Judged, raw, str(path), AGAIN)
+    shares, bins = found.distributions.shares, len(found.distributions.edges) - 1
+    if any(len(shares.get(kind, ())) != bins for kind in ("before", "retrain", *found.methods)):
         raise UnfedError(f"{path} has other distributions than methods; {AGAIN}.")
-    return found
+    return dict(raw)

@@ -18,7 +18,7 @@ from typing import Literal
 from unfed import storage
 from unfed.errors import UnfedError, typed
 from unfed.folder import purge
-from unfed.folder.folder import BEST, PARAMS, PRUNED, RunFolder, numbers_at
+from unfed.folder.folder import BEST, PARAMS, PRUNED, RunFolder, saved_at
 from unfed.model.digest import digests, fingerprint
 
 Keep = Literal["all", "last", "none"]
@@ -69,12 +69,10 @@ def _removed(folder: RunFolder, path: Path, dry_run: bool) -> Freed:
 
 def _slimmed(folder: RunFolder, path: Path, dry_run: bool) -> Freed | None:
     """Leave out of a state what the model of its job holds, if that is the one it vouches for."""
-    numbers = numbers_at(path) or {}
-    said, model = (
-        numbers.get("bound", {}).get("model"),
-        folder.path / "models" / path.relative_to(folder.path / "state"),
-    )
-    if not (numbers.get("finished") and said and model.exists()) or PRUNED in numbers or "purged" in numbers:
+    saved, model = saved_at(path), folder.path / "models" / path.relative_to(folder.path / "state")
+    if saved is None or not (saved.finished and (said := saved.bound.model) and model.exists()):
+        return None
+    if saved.pruned is not None or saved.purged is not None:
         return None
     if fingerprint(digests(storage.load(model, "model")[0])) != said:
         raise UnfedError(f"The model {model} is not the one that its job left; see `{typed('check', folder.path)}`.")

@@ -36,9 +36,9 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency, subtraction
 from unfed.folder.carriers import Carrier
+from unfed.folder.consistency import TRAJECTORY
 from unfed.folder.folder import OVER, PRUNED, WITHOUT, RunFolder
 from unfed.folder.histories import HISTORY
-from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.measures.evaluator import WHOSE
 from unfed.requests import book as books
 from unfed.requests.book import Tombstone

@@ -34,13 +34,14 @@ from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.folder.consistency import TRAJECTORY
 from unfed.folder.folder import WITHOUT, RunFolder
-from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.measures import trajectory
 from unfed.measures.evaluator import FEWEST, GONE, PURGED, too_few
 from unfed.measures.trajectory import Line, job_of
 from unfed.requests.book import overlap, owners
 from unfed.requests.entry import Entry, Job
+from unfed.requests.saved_state import SavedState
 from unfed.values import Value, is_measured, not_measured
 
 OWN = ("forget", "own", "forget_loss", "loss_gap", "mia")
@@ -87,7 +88,7 @@ class Differences:
                 self._parted.add(entry.seed)
             atoms += [self._atom(one.id, (one.id,)) for one in near]
         self.atoms = [atom for atom in atoms if atom.retained]
-        self._numbers = cache(folder.numbers)
+        self._saved = cache(folder.saved)
         self._lines = folder.lines() if self.atoms or self._parted else []
         self._scopes = {Job(*job_of(line)).path: _scope(line) for line in self._lines}
         self.unsaid = {line["request"] for line in self._lines if self.of(line).get(BEFORE) == AMONG}
@@ -154,9 +155,10 @@ class Differences:
             place = self._compared.index(request)
             first = method == "before" or place == 0
             return Job(seed, None if first else self._compared[place - 1], "train" if first else method).path
-        numbers = self._numbers(Job(seed, request, method)) or {}
-        model = (numbers.get("base") or {}).get("model")
-        return Path(model) if model and numbers.get("start", 1) == line.get("start", 1) else None
+        saved = self._saved(Job(seed, request, method))
+        if saved is None or not saved.base.model or saved.start != line.get("start", 1):
+            return None
+        return Path(saved.base.model)
 
     # --- what else is written of requests -------------------------------------------------------------------------
 
@@ -174,7 +176,8 @@ class Differences:
         """A probe of another request without what it measured over hidden atoms."""
         job = Job(probe["seed"], probe["request"], probe["method"])
         inside = self._scopes.get(job.path, frozenset()) - {*probe.get(WITHOUT, ())}
-        base = Path(((self._numbers(job) or {}).get("base") or {}).get("model") or "")
+        saved = self._saved(job)
+        base = Path((saved and saved.base.model) or "")
         at_first = job.seed in self._parted and job.request not in self._compared and len(base.parts) < 3
         if at_first or any(inside & atom.names for atom in self.atoms if atom.why):
             return {**probe, "measured": _without(probe["measured"])}
@@ -259,11 +262,13 @@ def take_out(folder: RunFolder) -> None:
     old = old[: old.rfind(b"\n") + 1]
     new, moved = _changed(old, about)
     few = {name for atom in about.atoms if atom.why for name in atom.names}
-    for path, numbers in list(folder.states()):
+    for path, saved in list(folder.states()):
         gone: dict[str, Any] = {"watched": ""} if path.parent.name in few else {}
-        first = (numbers.get("diary") or {}).get("best_round") == 0  # the best Validation is that of the beginning
+        first = (
+            "best_round" in saved.diary.model_fields_set and saved.diary.best_round == 0
+        )  # the best Validation is that of the beginning
         gone |= {"best": -1.0} if first and path.parent.name in about.unsaid else {}
-        _move(path, numbers, old, new, moved, gone)
+        _move(path, saved, old, new, moved, gone)
     storage.write_bytes(folder.trajectory, new)
     folder.reread()
 
@@ -281,10 +286,10 @@ def _changed(old: bytes, about: Differences) -> tuple[bytes, dict[int, int]]:
 
 
 def _move(
-    path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: Mapping[int, int], gone: dict[str, Any]
+    path: Path, saved: SavedState, old: bytes, new: bytes, moved: Mapping[int, int], gone: dict[str, Any]
 ) -> None:
     """Let a state vouch for the new lines, unless it does, or they are those of before."""
-    offset, said = int(numbers["offset"]), (numbers.get("bound") or {}).get("trajectory")
+    offset, said = saved.offset, saved.bound.trajectory
     before, after = _sha256(old[:offset]), _sha256(new[:offset])
     if said == after:  # moved by a purge that was killed, or nothing changes up to here
         return

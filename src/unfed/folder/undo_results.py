@@ -8,16 +8,18 @@ it is not shown any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed import storage
+from unfed import records, storage
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.folder.folder import WITHOUT, RunFolder, digests_at
-from unfed.folder.schema import COUNT, TEXTS, UNDOING, UNDOING_MAY, checked
+from unfed.folder.folder import RunFolder, digests_at
+from unfed.folder.layout import ScoresHeader, Undoing
 from unfed.model.digest import fingerprint
+from unfed.records import Count, Edition, JsonRecord
 from unfed.requests import book as books
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
@@ -82,14 +84,16 @@ def read(folder: RunFolder, job: Job) -> dict[str, Any] | None:
 def read_at(path: Path) -> dict[str, Any] | None:
     """What a file of undoing says, every field of its type; None where its layout is another."""
     where = f"The undoing at {path}"
-    found = checked(storage.read_json(path, "undoing"), where, {"schema": COUNT})
-    return checked(found, where, UNDOING, UNDOING_MAY) if found["schema"] == SCHEMA else None
+    raw = storage.read_json(path, "undoing")
+    if records.read(Edition, raw, where).number != SCHEMA:
+        return None
+    records.read(Undoing, raw, where)
+    return dict(raw)
 
 
 def left_out(path: Path) -> tuple[str, ...]:
     """The requests of whose rows a file of undoing does not speak, whichever layout it has."""
-    found = checked(storage.read_json(path, "undoing"), f"The undoing at {path}", {}, {WITHOUT: TEXTS})
-    return tuple(found.get(WITHOUT, ()))
+    return records.read(ScoresHeader, storage.read_json(path, "undoing"), f"The undoing at {path}").without
 
 
 def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
@@ -106,10 +110,102 @@ def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
 
 def _purged(folder: RunFolder, job: Job) -> str | None:
     """Which model lay there until it was purged, by its job's state."""
-    return None if folder.buried(job) is None else (folder.numbers(job) or {}).get("bound", {}).get("model")
+    return None if folder.buried(job) is None else folder.came_out(job)
 
 
 def purged(folder: RunFolder) -> list[str]:
     """The requests of which a probe was purged and none was made since."""
     files = (file for file in books.tombstones(folder.path) if file.startswith("undo/") and "#" not in file)
     return sorted({Path(file).parts[2] for file in files if not (folder.path / file).exists()})
+
+
+# --- advice on layers -------------------------------------------------------------------------------------------------
+
+
+STUDY_SCHEMA = 1
+THEORY, ADVICE = "theory", "advice"
+
+
+class StudiedModel(JsonRecord):
+    """A model that a study speaks of."""
+
+    job: tuple[Count, str | None, str]
+    digest: str | None
+
+    def model_post_init(self, _: Any) -> None:
+        Job(*self.job)  # none of its words leads out of the folder
+
+
+class Study(JsonRecord):
+    """The models that a study speaks of, by their roles."""
+
+    models: Mapping[str, StudiedModel]
+
+
+class Advised(JsonRecord):
+    """Which layer to take, and how."""
+
+    layer: str
+    perturbation: str
+    why: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+class Advice(Study):
+    """What `unfed suggest RUN` found."""
+
+    seed: Count
+    advice: Advised
+
+
+ASK_AGAIN = "delete it, and ask again"
+
+
+def advice_file(folder: RunFolder, seed: int) -> Path:
+    """Where the advice on a repetition's model is kept."""
+    return folder.path / ADVICE / f"{seed}.json"
+
+
+def models_of(folder: RunFolder, jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
+    """Which models a study speaks of: by role, the job that left it and the digest of its file."""
+    return {
+        role: {"job": [job.seed, job.request, job.label], "digest": model_digest(folder, job)}
+        for role, job in jobs.items()
+    }
+
+
+def _models(study: Study) -> list[tuple[Job, str | None]]:
+    """The models that a study speaks of, as it read_study them."""
+    return [(Job(*one.job), one.digest) for one in study.models.values()]
+
+
+def keep_study(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a study down."""
+    storage.write_json(path, {"schema": STUDY_SCHEMA, **found})
+
+
+def study_files(folder: RunFolder, seed: int) -> Iterator[tuple[Path, list[Job]]]:
+    """The studies of a repetition, and the jobs whose models each speaks of."""
+    for path in (*sorted((folder.path / THEORY / str(seed)).glob("*.json")), advice_file(folder, seed)):
+        if path.exists():
+            found = records.read(Study, storage.read_json(path, "study"), str(path), ASK_AGAIN)
+            yield path, [job for job, _ in _models(found)]
+
+
+def read_study(folder: RunFolder, path: Path) -> dict[str, Any] | None:
+    """A study of the models that lie in the folder now.
+
+    None where they are others, or its layout is.
+    """
+    raw = storage.read_json(path, "study")
+    if records.read(Edition, raw, str(path), ASK_AGAIN).number != STUDY_SCHEMA:
+        return None
+    kind = Advice if path.relative_to(folder.path).parts[0] == ADVICE else Study
+    found = records.read(kind, raw, str(path), ASK_AGAIN)
+    return dict(raw) if all(model_digest(folder, job) == was for job, was in _models(found)) else None
+
+
+def advice_of_run(folder: RunFolder) -> list[dict[str, Any]]:
+    """The advice that still speaks of this folder's models."""
+    found = (read_study(folder, path) for path in sorted((folder.path / ADVICE).rglob("*.json")))
+    return [one for one in found if one is not None]

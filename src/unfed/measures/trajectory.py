@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack, cast
 
 from unfed.errors import UnfedError
-from unfed.json_checks import parsed
 from unfed.measures.metrics import COLUMNS
+from unfed.records import parsed
 from unfed.values import Value
 
 

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unfed import json_checks, storage
+from unfed import records, storage
 from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.model.layers import Choice, choose_in, refuse_both_halves
 
@@ -222,7 +222,7 @@ def _json_tied(metadata: Mapping[str, str], names: Mapping[str, object], path: P
 def _notes(metadata: Mapping[str, str]) -> object:
     """What `unfed` said of the model; nothing where that cannot be read."""
     try:
-        return json_checks.parsed(metadata.get(storage.NUMBERS, "{}"))
+        return records.parsed(metadata.get(storage.NUMBERS, "{}"))
     except ValueError:
         return None
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unfed import json_checks as its
 from unfed import storage
 from unfed.config import revisions
 from unfed.config.config import Config
@@ -23,10 +22,19 @@ from unfed.paper import record, views
 from unfed.paper.items import SCALES, Item, Spec, items
 from unfed.paper.record import SCHEMA
 from unfed.paper.views.base import Section, plain
+from unfed.records import Plain
 from unfed.runs.run import Run
 
 FOLDER = "analyses"
 """Under the folder of kept results."""
+
+
+class KeptAnalysisFile(record.KeptFile):
+    """A file of a kept analysis."""
+
+    item: str
+    made: record.Made
+    numbers: Plain
 
 
 @dataclass(frozen=True)
@@ -125,12 +133,9 @@ def _rounded(value: Any) -> Any:
 
 def read(path: Path) -> KeptAnalysis:
     """A kept analysis, if this version can read it."""
-    shape = {
-        "item": lambda name: isinstance(name, str) and name in items(),
-        "made": record.is_made,
-        "numbers": its.is_table,
-    }
-    raw = record.fields_of(path, "kept analysis", shape)
+    raw = record.fields_of(path, "kept analysis", KeptAnalysisFile)
+    if raw["item"] not in items():
+        raise UnfedError(f"{path} is of {raw['item']!r}, which the paper does not have; make it again.")
     return KeptAnalysis(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
 
 

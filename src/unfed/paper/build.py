@@ -27,10 +27,10 @@ from unfed.paper.items import items as all_items
 from unfed.paper.views.base import BY, Section, TextTable, first_seed, plain
 from unfed.report import RunInfo, html, tables
 from unfed.report.wording import date_text
-from unfed.runs.description import now
+from unfed.requests.entry import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
+from unfed.studies.same_training import take_training
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""

@@ -12,7 +12,7 @@ Two runs that differ in nothing but their methods are one run with the methods o
 same θ* and draws from its own request's seed, so its numbers do not depend on who else is there. An item runs and shows
 only its own methods. Where two items call different methods by one name, each keeps its own run.
 
-Runs that differ in who leaves are runs of their own, and take θ* over from each other (`runs/same_training.py`):
+Runs that differ in who leaves are runs of their own, and take θ* over from each other (`studies/same_training.py`):
 
     θ* depends on    data, partition, poison, model, training, seeds, precision, evaluation, …
     a run besides    request, unlearning; its methods' hyperparameters

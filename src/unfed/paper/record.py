@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self, cast
 
-from unfed import json_checks as its
-from unfed import storage
+from pydantic import Field, model_validator
+
+from unfed import records, storage
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.config.config import differences as config_differences
@@ -35,64 +36,95 @@ from unfed.folder.folder import digests_at
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
-from unfed.runs import same_training
+from unfed.records import Count, JsonRecord, Number, Plain
 from unfed.runs.run import Run
+from unfed.studies import same_training
 from unfed.values import is_measured
 
 SCHEMA = 1
 
 
-def fields_of(path: Path, what: str, fields: Mapping[str, its.Check]) -> dict[str, Any]:
+COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
+
+
+class Made(JsonRecord):
+    """When, where and by what something was made: of which revisions, above all."""
+
+    created: str
+    commit: str
+    hardware: str
+    revisions: Mapping[str, Count]
+    versions: Plain = Field(default_factory=dict)
+    trained: Mapping[str, str] = {}
+    apart: Mapping[str, Number] = {}
+    beside: tuple[str, ...] = ()
+
+
+class MadeJobs(Made):
+    """The same of some jobs."""
+
+    jobs: tuple[str, ...]
+
+
+class KeptFile(JsonRecord):
+    """Of which config something is kept."""
+
+    preset: str
+    config: Plain
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        check_folder(self.preset)
+        Config.kept(self.config)
+        return self
+
+
+Column = tuple[float | str | bool | None, ...]
+
+
+class KeptJob(JsonRecord):
+    """A job's evaluated rounds: one value a line in every column."""
+
+    round: Annotated[tuple[Count, ...], Field(min_length=1)]
+    retain: Column
+    forget: Column
+    test: Column
+    mia: Column
+    validation: Column
+    backdoor: Column
+    comm_bytes: Column
+    flops: Column
+    seconds: tuple[Number | None, ...]
+    model: Column
+
+    @model_validator(mode="after")
+    def _even(self) -> Self:
+        if len({len(getattr(self, name)) for name in (*COLUMNS, "model")}) != 1:
+            raise ValueError("columns of several lengths")
+        return self
+
+
+class KeptResultsFile(KeptFile):
+    """A file of kept results: SEED/REQUEST/METHOD → columns."""
+
+    made: tuple[MadeJobs, ...]
+    jobs: Mapping[Annotated[str, Field(pattern=r"^[0-9]{1,20}/.*/")], KeptJob]
+
+
+def fields_of(path: Path, what: str, kind: type[KeptFile]) -> dict[str, Any]:
     """The fields of a file, `preset` and `config` among them, if each fits."""
     try:
-        raw = its.parsed(storage.content(path, storage.MOST_JSON))
+        raw = records.parsed(storage.content(path, storage.MOST_JSON))
     except (OSError, ValueError) as error:
         raise UnfedError(f"{path} holds no {what} ({error}); make it again.") from error
     if not isinstance(raw, dict) or "schema" not in raw:
         raise UnfedError(f"{path} holds no {what} (no schema); make it again.")
     if raw["schema"] != SCHEMA:
         raise UnfedError(f"{path} has schema {raw['schema']}, this version reads {SCHEMA}; make it again.")
-    for name, fits in {"preset": its.is_text, "config": its.is_table, **fields}.items():
-        if name not in raw or not fits(raw[name]):
-            raise UnfedError(f"{path} holds no {what} (its {name} is missing or damaged); make it again.")
-    try:
-        check_folder(raw["preset"])
-        Config.kept(raw["config"])
-    except UnfedError as error:
-        raise UnfedError(f"{path} holds no {what} ({str(error).removesuffix('.')}); make it again.") from error
+    records.read(kind, raw, str(path), "make it again")
     return raw
 
 
-_MADE = {**dict.fromkeys(("created", "commit", "hardware"), its.is_text), "revisions": its.table_of(its.is_count)}
-_MAY = {
-    "versions": its.is_table,
-    "trained": its.table_of(its.is_text),
-    "apart": its.table_of(its.is_number),
-    "beside": its.list_of(its.is_text),
-}
-is_made = its.table_with(_MADE, _MAY)
-"""When, where and by what something was made: of which revisions, above all."""
-are_made = its.list_of(its.table_with(_MADE | {"jobs": its.list_of(its.is_text)}, _MAY))
-_is_column = its.list_of(its.or_null(its.either(its.is_plain_number, its.is_text, its.is_yes)))
-"""Whether each value of a column is a number, or says why there is none."""
-_NUMBERS = {"round": its.list_of(its.is_count, 1), "seconds": its.list_of(its.or_null(its.is_number))}
-"""Columns that need no measurement."""
-
-
-def are_jobs(columns: Collection[str]) -> its.Check:
-    """Whether these are jobs, SEED/REQUEST/METHOD, each with these columns, one value a line."""
-    return lambda value: isinstance(value, dict) and all(_is_job(*pair, columns) for pair in value.items())
-
-
-def _is_job(name: str, own: Any, columns: Collection[str]) -> bool:
-    seed, _, rest = name.partition("/")
-    named = seed.isascii() and seed.isdigit() and len(seed) <= 20 and "/" in rest
-    if not (named and its.table_with(dict.fromkeys(columns, _is_column) | _NUMBERS)(own)):
-        return False
-    return len({len(own[column]) for column in columns}) == 1
-
-
-COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
 ONCE = ("validation_before", "keep_model")
 """What is the same in every line of a job."""
 ASIDE = ("name", "seed", "device", "checkpoint", "gate")
@@ -143,6 +175,8 @@ def _telling(config: Mapping[str, Any]) -> dict[str, Any]:
     for table in ("training", "unlearning"):  # no honest client sends what this refuses
         if robust := rest[table].get("robust"):
             rest[table] = {**rest[table], "robust": {k: v for k, v in robust.items() if k != "refuse_above"}}
+    if rest["unlearning"]["epochs"] is None:  # files that were kept before it could be said have the same name
+        rest["unlearning"] = {name: value for name, value in rest["unlearning"].items() if name != "epochs"}
     return rest
 
 
@@ -276,8 +310,7 @@ def write(found: KeptResults, folder: Path) -> Path:
 
 def read(path: Path) -> KeptResults:
     """A file of kept results, if this version can read it."""
-    shape = {"made": are_made, "jobs": are_jobs((*COLUMNS, "model"))}
-    raw = fields_of(path, "kept results", shape)
+    raw = fields_of(path, "kept results", KeptResultsFile)
     return KeptResults(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
 
 

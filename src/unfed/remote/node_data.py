@@ -29,7 +29,8 @@ from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
 from unfed.remote.messages import NAMED_BY
-from unfed.runs.from_config import DTYPES, HALVES, Network, data_set, deal, pick_device
+from unfed.runs.simulated import HALVES, Network, data_set, deal, pick_device
+from unfed.runs.world import DTYPES
 
 Node = Mapping[str, Any]
 """A node config: what the one who runs a node wrote."""

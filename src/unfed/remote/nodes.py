@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unfed.errors import Refused, UnfedError
-from unfed.folder.clients import names_of
+from unfed.folder.layout import names_of
 from unfed.remote.messages import CENSUS, KINDS, NAMED_BY, Ask, Reply
 from unfed.remote.replies import (
     MOST_CLASSES,

@@ -16,8 +16,8 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.folder import deny
-from unfed.folder.clients import client_list
 from unfed.folder.folder import RunFolder
+from unfed.folder.layout import client_list
 from unfed.methods import Method, State
 from unfed.model.params import cast, check_like
 from unfed.remote.nodes import Census
@@ -68,8 +68,8 @@ def _past(folder: RunFolder) -> KnownClients:
     raw, note = client_list(folder.path), partial(_note, folder)
     if raw is None:
         return KnownClients(tuple(folder.description()["clients"]), note=note)
-    held = {name: Census.from_json(held) for name, held in raw["held"].items()}
-    return KnownClients(tuple(raw["order"]), held, raw.get("names", {}), note)
+    held = {name: Census.from_json(held.to_json()) for name, held in raw.held.items()}
+    return KnownClients(raw.order, held, raw.names, note)
 
 
 def _note(folder: RunFolder, past: KnownClients) -> None:

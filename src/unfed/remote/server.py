@@ -32,11 +32,11 @@ from unfed.remote.runs import Maker, adopt, begun, reopened, serve, settled
 from unfed.remote.transport import Messenger, Speech, Transport
 from unfed.remote.world import Holdings, nodes_of, remote_world
 from unfed.requests.entry import Job
-from unfed.runs import onlooker
-from unfed.runs.from_config import DTYPES, pick_device
+from unfed.runs import trust_log
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
-from unfed.runs.world import World
+from unfed.runs.simulated import pick_device
+from unfed.runs.world import DTYPES, World
 from unfed.values import is_measured
 
 
@@ -84,7 +84,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         _begin_log(opened, options)
         if not options.request_id:
             asked = {"clients": request.clients, "classes": request.classes, "samples": request.samples}
-            request = replace(request, id=onlooker.request_name(opened.folder, asked))
+            request = replace(request, id=trust_log.request_name(opened.folder, asked))
         running()
         _unlearn(opened, options, request, watch)
         return opened
@@ -106,7 +106,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
 def _begin_log(run: Run, options: Options) -> None:
     """Where an operator is named: rounds and requests are logged from here on."""
     if options.operator:
-        onlooker.begin_log(run.folder.path, Path(options.operator))
+        trust_log.begin_log(run.folder.path, Path(options.operator))
 
 
 def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:

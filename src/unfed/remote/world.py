@@ -20,7 +20,7 @@ from unfed.remote.evaluator import Memory, RemoteEvaluator
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.population import KnownClients, Nodes, ScopedClients, meet
-from unfed.runs.from_config import Network, data_set, pick_device, small_step
+from unfed.runs.simulated import Network, data_set, pick_device, small_step
 from unfed.runs.world import World
 
 

@@ -16,26 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as checked_dataclass
-
-from unfed import json_checks as its
-from unfed import storage
+from unfed import records, storage
 from unfed.config.config import Config
 from unfed.config.reading import check_id, check_label
 from unfed.data import Request
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, listed
+from unfed.records import Count, JsonRecord
 from unfed.requests.entry import Entry, Job, now
+from unfed.requests.saved_state import SavedState
 
 TOMBSTONES = "tombstones.json"
 FILED = "filed.jsonl"
 
 
-@checked_dataclass(frozen=True)
+@dataclass(frozen=True)
 class Tombstone:
     """What stood here and was taken away on purpose."""
 
@@ -65,7 +62,7 @@ class Book:
     """Every request as it stands, in the order of filing."""
     tombstones: Mapping[str, Tombstone]
     """What was purged, by its path inside the folder."""
-    state: Callable[[Job], Mapping[str, Any] | None] = field(repr=False, compare=False)
+    state: Callable[[Job], SavedState | None] = field(repr=False, compare=False)
     """What a job's saved state says besides its tensors; None where there is none."""
 
     def find(self, name: str) -> Entry | None:
@@ -176,7 +173,13 @@ def write_entry(folder: Path, entry: Entry) -> None:
 Filed = Mapping[int, tuple[str, str]]
 """What was filed, by its number: id, and SHA-256 of what it asks for."""
 
-_FILED = its.table_with({"number": its.is_count, "id": its.is_text, "sha256": its.is_text})
+
+class FiledLine(JsonRecord):
+    """A line of `filed.jsonl`."""
+
+    number: Count
+    id: str
+    sha256: str
 
 
 def filed_list(folder: Path) -> Filed:
@@ -189,12 +192,12 @@ def _filed(path: Path) -> dict[int, tuple[str, str]]:
     whole, _, _ = storage.content(path).rpartition(b"\n")
     for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
         try:
-            line = its.parsed(text)
-        except ValueError:
-            line = None
-        if not _FILED(line) or line["number"] in found:
+            line = records.read(FiledLine, records.parsed(text), f"Line {place} of {path}")
+        except ValueError as error:
+            raise UnfedError(f"Line {place} of {path} is damaged; restore the file.") from error
+        if line.number in found:
             raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
-        found[line["number"]] = line["id"], line["sha256"]
+        found[line.number] = line.id, line.sha256
     return found
 
 
@@ -248,8 +251,6 @@ def request_digest(request: Request) -> str:
 
 # --- tombstones -------------------------------------------------------------------------------------------------------
 
-_TOMBSTONES = TypeAdapter(list[Tombstone])
-
 
 def tombstones(folder: Path) -> Mapping[str, Tombstone]:
     """What was taken away, by its path."""
@@ -260,15 +261,26 @@ def _tombstones(path: Path) -> dict[str, Tombstone]:
     raw = storage.read_json(path, "list of tombstones")
     if not isinstance(raw, dict) or raw.get("schema") != 1:
         raise UnfedError(f"{path} is no list of tombstones of layout 1; restore it from a copy.")
-    try:
-        return {one.file: one for one in _TOMBSTONES.validate_python(raw.get("tombstones"))}
-    except ValidationError as error:
-        at = ".".join(map(str, error.errors()[0]["loc"])) or "tombstones"
-        raise UnfedError(f"A tombstone in {path} is damaged ({at}); restore it from a copy.") from error
+    return {one.file: one for one in records.read(list[Tombstone], raw.get("tombstones"), f"A tombstone in {path}")}
 
 
 def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
     """Add tombstones; to be written before the files themselves are taken away."""
     every = {**tombstones(folder), **{one.file: one for one in graves}}
-    storage.write_json(folder / TOMBSTONES, {"schema": 1, "tombstones": _TOMBSTONES.dump_python([*every.values()])})
+    storage.write_json(folder / TOMBSTONES, {"schema": 1, "tombstones": [asdict(one) for one in every.values()]})
     storage.wrote(folder / TOMBSTONES, _tombstones, every)
+
+
+# --- whose model is meant ---------------------------------------------------------------------------------------------
+
+
+def method_of_request(entries: Iterable[Entry], config: Config, seed: int, request: str) -> str:
+    """The method that served the request, or the only one compared on it; of several none is guessed."""
+    served = [entry.method for entry in entries if (entry.seed, entry.request.id) == (seed, request)]
+    labels = served or list(config.methods.run)
+    if len(labels) > 1 and request in config.request_ids():
+        raise UnfedError(
+            f"Methods were compared on request {request!r}, and none of their models was put in force; say which one"
+            f" with --method, {listed(labels)}."
+        )
+    return labels[0] if labels else "not"

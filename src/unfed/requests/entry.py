@@ -18,16 +18,20 @@ requests, and each step is one file, written whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from unfed import json_checks as its
+from pydantic import AfterValidator, Field, PlainValidator
+
+from unfed import records
 from unfed.config.reading import check_id, check_label
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.records import Count, JsonRecord, Plain
 from unfed.requests.options import RequestOptions, Until
 
 SHARED = "together-"
@@ -49,36 +53,6 @@ STEPS: dict[Standing, frozenset[Standing]] = {
     "expired": frozenset({"open", "denied", "revoked"}),
 }
 """Where a request may go from where it stands."""
-
-_VALUE = its.either(its.is_text, its.is_plain_number)
-_CHECK = its.table_with(
-    {**dict.fromkeys(("name", "what", "verdict"), its.is_text), "value": _VALUE, "bound": its.is_plain_number},
-    {"decides": its.is_yes, "rows": its.or_null(its.is_count), "before": its.or_null(_VALUE)},
-)
-_GATE = its.table_with(
-    {"checks": its.list_of(_CHECK)}, {"passed": its.is_yes, "accepted": its.or_null(its.table_of(its.is_text))}
-)
-
-_MAY: dict[str, Callable[[Any], bool]] = {
-    "described": lambda value: isinstance(value, dict),
-    "earlier": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-    "attempts": lambda value: (
-        isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("method"), str) for one in value)
-    ),
-    "rows": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-    "again": lambda value: (
-        isinstance(value, dict)
-        and all(
-            isinstance(one, dict)
-            and all(isinstance(v, (str, float, int)) and not isinstance(v, bool) for v in one.values())
-            for one in value.values()
-        )
-    ),
-    "together": lambda value: isinstance(value, list) and all(type(one) is int and one >= 1 for one in value),
-    "left_by": its.list_of(its.is_text),
-    "gate": _GATE,
-}
-"""What else a request file may hold, and must look like."""
 
 _SECOND = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -126,17 +100,54 @@ class Job:
         return Path(str(self.seed), self.request, self.label.replace(":", "."))
 
 
+class CheckSaid(JsonRecord):
+    """What one check of the gate found."""
+
+    name: str
+    what: str
+    verdict: str
+    value: float | str
+    bound: float
+    decides: bool = False
+    rows: Count | None = None
+    before: float | str | None = None
+
+
+class GateSaid(JsonRecord):
+    """What the gate found: its checks, whether they passed, who accepted it if they did not."""
+
+    checks: tuple[CheckSaid, ...]
+    passed: bool = False
+    accepted: Mapping[str, str] | None = None
+
+
+class AttemptSaid(JsonRecord):
+    """What was tried before a request was asked again."""
+
+    method: str
+
+
+def _like(kind: type[JsonRecord]) -> AfterValidator:
+    """Checked as such a record, and kept as it was written: the log vouches for its bytes."""
+
+    def same(raw: Plain) -> Plain:
+        kind.model_validate_json(json.dumps(raw), strict=True)
+        return raw
+
+    return AfterValidator(same)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A deletion request as it stands in the queue."""
 
-    number: int
-    request: Request
+    number: Annotated[int, Field(ge=1, lt=1 << 63)]
+    request: Annotated[Request, PlainValidator(Request.from_json)]
     method: str
     until: str
     created: str
-    seed: int
-    described: Mapping[str, Any] | None = None
+    seed: Count
+    described: Plain | None = None
     """What the request concerns, in numbers: a report needs no data for it."""
     state: Standing = "open"
     reason: Reason | None = None
@@ -147,23 +158,23 @@ class Entry:
     """When it came to stand where it stands."""
     begun: str | None = None
     """When it was first taken up."""
-    served: int | None = None
+    served: Count | None = None
     """Its place among the requests that were fulfilled: the last of them made the model in force."""
     expires: str | None = None
     """Until when it must have been begun, if its owner said so."""
     earlier: tuple[str, ...] = ()
     """The requests whose rows were out for good when it was taken up; a crash does not change what it began with."""
-    attempts: tuple[Mapping[str, Any], ...] = ()
+    attempts: tuple[Annotated[Plain, _like(AttemptSaid)], ...] = ()
     """What was tried before it was asked again: method, until, how, reason, why, gate, at."""
     rows: tuple[str, ...] = ()
     """Keyed hashes of the single rows that it names, for the deny list."""
     how: RequestOptions = field(default_factory=RequestOptions)
     """What was asked besides method and until."""
-    gate: Mapping[str, Any] | None = None
+    gate: Annotated[Plain, _like(GateSaid)] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
-    again: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    again: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
     """What the model that it left shows of every request before it: forget, chance or expected, mia, backdoor."""
-    together: tuple[int, ...] = ()
+    together: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
     left_by: tuple[str, ...] = ()
     """Served requests that had taken out every training row it asks for: it is fulfilled, and no model was made."""
@@ -171,6 +182,11 @@ class Entry:
     """The newer request of the same client for the same data that took its place, after it was owed."""
     purged: str | None = None
     """When what carried it was purged; no value of a single row of it is written from then on."""
+
+    def __post_init__(self) -> None:
+        Until.of(self.until)
+        if (self.reason is not None) != (self.state == "denied"):
+            raise UnfedError(f"A request is denied for a reason ({listed(REASONS)}), and only then has one.")
 
     @property
     def job(self) -> Job:
@@ -228,8 +244,6 @@ class Entry:
         if state not in STEPS[self.state]:
             after = listed(sorted(STEPS[self.state])) or "nothing else"
             raise UnfedError(f"Request {self.request.id!r} is {self.state}; it can become {after}, not {state}.")
-        if (state == "denied") != (reason is not None):
-            raise UnfedError(f"A request is denied for a reason ({listed(REASONS)}), and only then has one.")
         return replace(self, state=state, reason=reason, why=why, changed=moment, **changes)
 
     def asked_again(self, asked: Entry, moment: str) -> Entry:
@@ -258,56 +272,18 @@ class Entry:
         return replace(self, purged=self.purged or moment, request=replace(self.request, purged=True))
 
     def to_json(self) -> dict[str, Any]:
-        plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
-        own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        for name in ("together", "again", "left_by", "superseded", "purged"):
-            plain.pop(name)
-        more: dict[str, Any] = {"together": list(self.together)} if self.together else {}
-        more |= {"left_by": list(self.left_by)} if self.left_by else {}
-        more |= {"superseded": self.superseded} if self.superseded else {}
-        more |= {"purged": self.purged} if self.purged else {}
-        more |= {"again": {name: dict(one) for name, one in self.again.items()}} if self.again else {}
-        return {**plain, **own, **more, "schema": SCHEMA}
+        """What is known of it, and nothing that is not."""
+        own = {**vars(self), "request": self.request.to_json(), "how": self.how.to_json()}
+        return {name: value for name, value in own.items() if value not in (None, (), {})} | {"schema": SCHEMA}
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
         """The entry that `to_json` wrote, of this layout or the one before.
-
-        Anything else is refused with the sentence that says what is wrong.
 
         In the layout before there were no states: every request is read as open, and the folder knows better.
         """
         if not isinstance(raw, Mapping) or raw.get("schema") not in (1, SCHEMA):
             found = raw.get("schema") if isinstance(raw, Mapping) else type(raw).__name__
             raise UnfedError(f"{where} has the layout {found!r}, this version reads 1 and {SCHEMA}; restore it.")
-        kinds = {"number": int, "method": str, "until": str, "created": str, "seed": int}
-        later = {"state": str, "reason": str, "why": str, "changed": str, "begun": str, "served": int, "expires": str}
-        later |= {"superseded": str, "purged": str}
-        values: dict[str, Any] = {name: raw.get(name) for name in kinds}
-        values |= {name: raw[name] for name in later if raw.get(name) is not None}
-        for name, value in values.items():
-            if not isinstance(value, (kinds | later)[name]) or isinstance(value, bool):
-                raise UnfedError(f"{where} has {value!r} as its {name}; restore it from a copy.")
-        state, reason = values.get("state", "open"), values.get("reason")
-        if state not in STATES or (reason not in REASONS if state == "denied" else reason is not None):
-            raise UnfedError(f"{where} has the state {state!r} for the reason {reason!r}; restore it from a copy.")
-        try:
-            Until.of(values["until"])
-        except UnfedError as error:
-            raise UnfedError(f"{where} has {values['until'][:60]!r} as its until; restore it from a copy.") from error
-        for name, least in (("number", 1), ("seed", 0), ("served", 0)):
-            if (value := values.get(name)) is not None and not (its.is_whole(value) and value >= least):
-                raise UnfedError(f"{where} has {str(value)[:60]} as its {name}; restore it from a copy.")
-        for name, fits in _MAY.items():
-            if raw.get(name) is not None and not fits(raw[name]):
-                raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}; restore it from a copy.")
-        try:
-            request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
-        except UnfedError as error:
-            raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
-        values |= {"how": RequestOptions.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
-        values["rows"], values["again"] = tuple(raw.get("rows") or ()), raw.get("again") or {}
-        for name in ("earlier", "attempts", "together", "left_by"):
-            values[name] = tuple(raw.get(name) or ())
-        request = replace(request, purged="purged" in values)
-        return Entry(request=request, described=raw.get("described"), **values)
+        entry = records.read(Entry, {name: value for name, value in raw.items() if value is not None}, where)
+        return entry if entry.purged is None else replace(entry, request=replace(entry.request, purged=True))

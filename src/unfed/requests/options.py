@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ConfigDict
+
 from unfed.config.config import Config, MethodsConfig
 from unfed.config.reading import applied, toml_value
 from unfed.errors import UnfedError, option
@@ -58,6 +60,7 @@ class RequestOptions:
     What is not given is as the run's config says.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # a word that is not known is a request that is not understood
     set: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters of the method."""
     within: float | None = None
@@ -120,16 +123,3 @@ class RequestOptions:
     def to_json(self) -> dict[str, Any]:
         """What was given, and nothing else."""
         return {name: value for name, value in vars(self).items() if value is not False and value not in (None, {})}
-
-    @staticmethod
-    def from_json(raw: Any, where: str) -> RequestOptions:
-        """What `to_json` wrote; else the sentence that says what is wrong."""
-        known = set(RequestOptions.__dataclass_fields__)
-        if not isinstance(raw, Mapping) or not set(raw) <= known:
-            raise UnfedError(f"{where} has {raw!r} as its how; restore it from a copy.")
-        for name in ("set", "accept"):
-            if not isinstance(raw.get(name, {}), Mapping):
-                raise UnfedError(f"{where} has {raw[name]!r} as its how.{name}; restore it from a copy.")
-        if not isinstance(raw.get("together", False), bool):
-            raise UnfedError(f"{where} has {raw['together']!r} as its how.together; restore it from a copy.")
-        return RequestOptions(**raw)

@@ -98,8 +98,8 @@ BY_DEFAULT = f"Using {NoT.title} (default). {NoT.title}"
 
 def _changes(book: Book, job: Job) -> dict[str, str]:
     """What a method's `begin` did to which tensors, in words, as the state says."""
-    diary = (book.state(job) or {}).get("diary") or {}
-    return dict((diary.get("beginning") or {}).get("changes") or {})
+    saved = book.state(job)
+    return {} if saved is None or saved.diary.beginning is None else dict(saved.diary.beginning.changes)
 
 
 def _does_less(config: Config, entry: Entry) -> bool:

@@ -34,22 +34,24 @@ def jobs(
     """
     found = []
     for job, rounds in planned:
-        numbers = folder.numbers(job) or {}
+        saved = folder.saved(job)
+        begun = saved and saved.diary.beginning
         file, grave = folder.model_file(job), folder.buried(job)
-        purged = None if grave is None or file.exists() else {"request": grave.request, "date": grave.date}
+        about: dict[str, Any] = {"came_out": digests_at(file), "purged": None}
+        if grave is not None and not file.exists():
+            about["purged"] = {"request": grave.request, "date": grave.date, "model": folder.came_out(job)}
         found.append(
             {
                 "seed": job.seed,
                 "request": job.request,
                 "method": job.label,
-                "rounds": numbers.get("rounds", rounds),
-                "finished": numbers.get("finished"),
+                "rounds": rounds if saved is None or saved.rounds is None else saved.rounds,
+                "finished": saved and saved.finished,
                 "needs": needs(job),
-                "beginning": numbers.get("diary", {}).get("beginning"),
-                "forgetting": numbers.get("diary", {}).get("forgetting"),
+                "beginning": begun and begun.to_json(),
+                "forgetting": saved and saved.diary.forgetting,
                 "file": str(file.relative_to(folder.path)),
-                "came_out": digests_at(file),
-                "purged": purged and {**purged, "model": numbers.get("bound", {}).get("model")},
+                **about,
             }
         )
     return found

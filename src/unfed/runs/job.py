@@ -36,9 +36,9 @@ from unfed.federation.protocol import Server
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
-from unfed.folder.clients import elsewhere
 from unfed.folder.folder import BEST, RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
+from unfed.folder.layout import elsewhere
 from unfed.measures import trajectory
 from unfed.measures.evaluator import Evaluation
 from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
@@ -50,6 +50,7 @@ from unfed.model.params import Params, cast, tensor_bytes
 from unfed.requests.entry import Job
 from unfed.requests.gate import Gate, NotForgotten, is_forgotten, told
 from unfed.requests.options import Until
+from unfed.requests.saved_state import SavedState
 from unfed.runs.description import versions
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.rollback import Rollback, Validation
@@ -185,13 +186,13 @@ class JobRunner:
         """
         saved = self.folder.load_state(self.job)
         if saved is not None:
-            if saved[1].get("purged") and self.spec.base is None:
+            if saved[1].purged and self.spec.base is None:
                 raise UnfedError(
-                    f"The state of {self.job.path.as_posix()} was purged for request {saved[1]['purged']!r}, so it"
+                    f"The state of {self.job.path.as_posix()} was purged for request {saved[1].purged!r}, so it"
                     " cannot go on; run the config anew in another folder."
                 )
             self.start = start_on(self.spec.base, saved[1])
-            if self.start != saved[1].get("start", 1):
+            if self.start != saved[1].start:
                 saved = None
             elif why := self._poisoned(*saved):
                 saved = self._last_good(why)
@@ -207,16 +208,17 @@ class JobRunner:
         self._begin_records(state)
         self._rollback.keep(state, diary)
         line = self._seen_last(state, diary)
-        return state, diary, line, self.ending.enough(state, saved[1]["finished"], diary)
+        return state, diary, line, self.ending.enough(state, saved[1].finished, diary)
 
-    def _poisoned(self, state: State, numbers: dict[str, Any]) -> str:
+    def _poisoned(self, state: State, saved: SavedState) -> str:
         """What is wrong with a saved state, in words; nothing if it is good, or the last one."""
-        if numbers["finished"]:
+        if saved.finished:
             return ""
         on_device = replace(state, params=self._on_device(state.params))
-        return self._rollback.why_poisoned(on_device, JobNotes.from_json(numbers["diary"]), "good" in numbers["diary"])
+        diary = saved.diary.to_json()
+        return self._rollback.why_poisoned(on_device, JobNotes.from_json(diary), "good" in diary)
 
-    def _last_good(self, why: str) -> tuple[State, dict[str, Any]] | None:
+    def _last_good(self, why: str) -> tuple[State, SavedState] | None:
         """The last good state of a training whose newest is spoilt.
 
         A request has none: its job begins again at the model that went in.
@@ -293,8 +295,8 @@ class JobRunner:
         diary.attempt = attempt
         self._take_notes(diary)
 
-    def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, JobNotes]:
-        diary = JobNotes.from_json(numbers["diary"])
+    def _resumed(self, state: State, saved: SavedState) -> tuple[State, JobNotes]:
+        diary = JobNotes.from_json(saved.diary.to_json())
         self.server.ledger, self.server.usual = diary.ledger, diary.usual
         self._saved_round, self._saved_good = state.round, diary.fell is None
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
@@ -586,7 +588,7 @@ def training_method(world: World) -> Method:
 
 def start_of(folder: RunFolder, job: Job, world: World) -> Params:
     """The model that a training begins at; one that has begun already needs its file no more."""
-    if folder.numbers(job) is None:
+    if folder.saved(job) is None:
         refuse_another(world.config, world.checkpoint, folder.description().get("initial"))
     return world.initial or world.template.like
 

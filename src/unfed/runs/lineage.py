@@ -1,6 +1,6 @@
 """What still carries a client, wherever it is known to be, and what to do about each.
 
-    files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed_out.py`) ─ what crossed the wire
+    files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed-out.jsonl`) ─ what crossed the wire
 
 Nothing is built. Backups and other copies are not known here.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, listed
-from unfed.folder import carriers, consistency, handed_out
+from unfed.folder import carriers, consistency
 from unfed.folder.carriers import Carrier
-from unfed.folder.clients import client_list, elsewhere
+from unfed.folder.layout import client_list, elsewhere
 from unfed.methods import METHODS
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
@@ -73,7 +73,8 @@ def affected(run: Record, client: str) -> list[Affected]:
 
 def clients_of(run: Record) -> list[str]:
     """Who ever took part, or was named as a leaver."""
-    order = (client_list(run.folder.path) or {"order": []})["order"]
+    known = client_list(run.folder.path)
+    order = known.order if known else ()
     named = [name for entry in run.folder.book().entries for name in entry.request.clients]
     return list(dict.fromkeys([*run.description["clients"], *order, *named]))
 
@@ -209,7 +210,7 @@ _PAGES = {
 
 def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
     where, of = run.folder.path, {seen.seed: seen for seen in seeds}
-    for one in handed_out.listed(run.folder):
+    for one in carriers.handed(run.folder):
         path = one.path(where)
         there = consistency.file_digest(path) == one.sha256
         if one.what == "export":

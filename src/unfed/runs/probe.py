@@ -19,8 +19,8 @@ from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder.clients import out_of_sight
 from unfed.folder.folder import WITHOUT, RunFolder
+from unfed.folder.layout import out_of_sight
 from unfed.folder.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (

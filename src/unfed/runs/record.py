@@ -8,10 +8,9 @@ from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed, typed
 from unfed.folder import carriers, consistency, deny, judged, undo_results
-from unfed.folder import findings as studies
-from unfed.folder.clients import elsewhere, how_to_go_on
-from unfed.folder.folder import PRUNED, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import last_starts
+from unfed.folder.layout import elsewhere, how_to_go_on
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.requests.book import request_file
@@ -158,9 +157,9 @@ class Record:
         """Why a job of this run has no model though none was purged, and what can be done about it."""
         mine = [e for e in self.folder.book().entries if (e.seed, e.method) == (job.seed, job.label)]
         mine = [e for e in mine if job.request in e.names]
-        numbers = self.folder.numbers(job) or {}
+        saved = self.folder.saved(job)
         settled = bool(mine) and not any(entry.waiting for entry in mine)
-        if numbers.get("finished") and (settled or PRUNED in numbers):
+        if saved is not None and saved.finished and (settled or saved.pruned):
             return consistency.gone(self.folder.model_file(job))
         if settled:
             what = f"Request {mine[0].request.id!r} is {mine[0].standing} and left no model"
@@ -195,7 +194,7 @@ class Record:
             "influence": carriers.influence(self.folder, book),
             "undo": undo_results.measured(self.folder, self.config),
             "probes_purged": undo_results.purged(self.folder),
-            "advice": studies.of_run(self.folder),
+            "advice": undo_results.advice_of_run(self.folder),
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

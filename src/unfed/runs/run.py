@@ -28,21 +28,20 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, members, option
 from unfed.federation.history import Recorder
 from unfed.folder import deny, purge
-from unfed.folder.clients import elsewhere
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
+from unfed.folder.layout import elsewhere
 from unfed.folder.undo_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import NoT, Retrain, State
 from unfed.model.params import Params, cast, check_like
+from unfed.requests.book import method_of_request
 from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
-from unfed.requests.method_of_request import method_of_request
 from unfed.requests.options import RequestOptions
 from unfed.requests.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
-from unfed.runs import description, onlooker, probe
-from unfed.runs import offers as lineage
+from unfed.runs import admission, description, probe, trust_log
 from unfed.runs.admission import gone_already, left_by
 from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
 from unfed.runs.lineage import clients_of, lasting_method
@@ -103,13 +102,13 @@ class Run(Record):
         plugins.permit(config.code())
         world = world or simulated(config, config.seed_list[0])
         requests = config.requests()
-        lineage.recordable(config)
+        admission.recordable(config)
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
         for label, method in methods.items():
             method.for_requests(requests).check(world.template.module)
             for i, request in enumerate(requests):
-                lineage.welcome(config, label, request, requests[:i])
-                lineage.unbroken_by_itself(config, label, requests[:i])
+                admission.welcome(config, label, request, requests[:i])
+                admission.unbroken_by_itself(config, label, requests[:i])
         for i, request in enumerate(requests):
             if by := left_by(world, request, requests[:i]):
                 raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
@@ -213,7 +212,7 @@ class Run(Record):
             warnings.warn(changed, UnfedWarning, stacklevel=3)
         self.queue.put_off.clear()
         failed: list[Entry] | None = None
-        with onlooker.logged(self, watch) as watch:
+        with trust_log.logged(self, watch) as watch:
             while failed is None or self.queue.waits():
                 with self._working(), self.folder.lock() as free:
                     if not free:
@@ -271,7 +270,7 @@ class Run(Record):
         previous = turn.previous or training
         rounds = description.rounds_of(config, turn.label, method)
         settings = world.unlearning_settings(isinstance(method, Retrain), turn.label, config)
-        recorders = lineage.recorders(self.folder, self.config, method, previous, world, request)
+        recorders = admission.recorders(self.folder, self.config, method, previous, world, request)
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
             more = len(turn.requests) < len(self.config.requests())
             recorders = {own: recorder for own, recorder in recorders.items() if own == turn.label and more}
@@ -287,7 +286,7 @@ class Run(Record):
             within=config.evaluation.recovered_within,
             gate=None if entry is None else gate_of(world.seeds.evaluation, world.classes, config, entry),
             base=turn.base,
-            history=lineage.history_of(self.folder, turn.label, method, training, previous),
+            history=admission.history_of(self.folder, turn.label, method, training, previous),
             recorders=recorders,
             pending=lambda: self.queue.book.besides(turn.seed) if turn.batch is None else self.queue.aside(turn.batch),
         )
@@ -303,9 +302,9 @@ class Run(Record):
     ) -> None:
         """One line for θ as it was, under the scope of the request."""
         job, start = Job(seed, requests[-1].id, label), 1
-        if (saved := self.folder.numbers(job)) is not None:
+        if (saved := self.folder.saved(job)) is not None:
             start = start_on(base, saved)
-            if saved["finished"] and start == saved.get("start", 1):
+            if saved.finished and start == saved.start:
                 return
         world = self.world(seed)
         seen = world.evaluator(requests)(params)

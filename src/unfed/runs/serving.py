@@ -40,8 +40,7 @@ from unfed.requests.entry import Entry, Job, date_of, now
 from unfed.requests.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.requests.options import RequestOptions, Until
 from unfed.requests.reversible import negated_by
-from unfed.runs import offers as lineage
-from unfed.runs import onlooker
+from unfed.runs import admission, trust_log
 from unfed.runs.admission import Admission, reason_of
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.progress import Watch
@@ -128,7 +127,7 @@ class Queue:
         if expires is not None and expires < now():
             raise UnfedError(f"The request would have expired at {expires}, before it is filed; give a later date.")
         world = run.world(seed)
-        chosen = lineage.welcome(config, method, request, ())
+        chosen = admission.welcome(config, method, request, ())
         chosen.check(world.template.module)
         served_by = {"served_by": method_facts(config, method, chosen)}
         if not run.trained(seed) and not self._folder.busy():
@@ -156,8 +155,8 @@ class Queue:
                 self._admission.refuse_if_unable(config, method, request, before)
                 if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                     current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
-                    lineage.not_purged(self._folder, method, chosen, current)
-                lineage.warn_of_return(chosen, self._admission.makers(before), world.template.module)
+                    admission.not_purged(self._folder, method, chosen, current)
+                admission.warn_of_return(chosen, self._admission.makers(before), world.template.module)
                 self._admission.refuse_if_blind(entry, accepted)
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             entry = replace(entry, described=described, rows=deny.rows_of(request, world.scoped, self._folder))
@@ -169,8 +168,8 @@ class Queue:
         """Older signed requests of the same client for the same data that are owed."""
         folder, owed = self._folder.path, [e for e in book.entries if e.owed and e.request.id != request.id]
         same = [e for e in owed if replace(e.request, id=request.id) == request]
-        signer = onlooker.signing_client(folder, request.id) if same else None
-        return [e for e in same if signer and onlooker.signing_client(folder, e.request.id) == signer]
+        signer = trust_log.signing_client(folder, request.id) if same else None
+        return [e for e in same if signer and trust_log.signing_client(folder, e.request.id) == signer]
 
     def _supersede(self, older: list[Entry], request: Request) -> None:
         """Once the newer one is filed, so that the data is never asked for by neither."""
@@ -222,7 +221,7 @@ class Queue:
         """
         with self._locked() as book:
             entry = self._named(name, book)
-            client = onlooker.signing_client(self._folder.path, name)
+            client = trust_log.signing_client(self._folder.path, name)
             if client not in (None, by):
                 raise UnfedError(
                     f"Client {client!r} signed request {name!r}: only its revocation (--revocation FILE) takes it back;"

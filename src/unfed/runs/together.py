@@ -160,28 +160,28 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
     What was handed over already is not handed over again.
     """
     own, shared = Job(entry.seed, entry.request.id, entry.method), Job(entry.seed, batch.shared, entry.method)
-    saved, whole = folder.numbers(own), folder.numbers(shared) or {}
+    saved, whole = folder.saved(own), folder.saved(shared)
+    assert whole is not None
     start = 1 if saved is None else start_on(turn.base, saved)
-    if saved is None or not saved["finished"] or start != saved.get("start", 1):
+    if saved is None or not saved.finished or start != saved.start:
         if saved is not None:
             folder.drop_samples(own)
-        notes, evaluator, round = JobNotes.from_json(whole["diary"]), world.evaluator(turn.requests), whole["round"]
+        notes, evaluator, round = JobNotes.from_json(whole.diary.to_json()), world.evaluator(turn.requests), whole.round
         seen, before = evaluator(turn.after), evaluator.validation(turn.before)
         at = trajectory.Point(own.seed, own.request, own.label, round)
-        asked, refused = _rounds_of(folder, shared, int(whole.get("start", 1)))
+        asked, refused = _rounds_of(folder, shared, whole.start)
         costs = notes.ledger.to_json()
         told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
         told |= {"asked": asked, "refused": refused}
         line = trajectory.line(at, seen.numbers, before, costs, **told)
         folder.save_samples(own, round, seen.samples, turn.requests)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
-        numbers = {"offset": left.offset, "diary": left.to_json()} | {
-            n: whole[n] for n in ("finished", "rounds", "versions") if n in whole
-        }
+        numbers = {"offset": left.offset, "diary": left.to_json()}
+        numbers |= whole.to_json(include={"finished", "rounds", "versions"})
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
         folder.save_model(own, turn.after, model_notes(folder, world.config, own, round, turn.after))
     elif not folder.model_file(own).exists():
-        folder.save_model(own, turn.after, model_notes(folder, world.config, own, whole["round"], turn.after))
+        folder.save_model(own, turn.after, model_notes(folder, world.config, own, whole.round, turn.after))
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,9 @@ from unfed.measures.evaluator import Evaluator, Scorer, Yardstick
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.params import Params
-from unfed.runs.from_config import DTYPES
+
+# In bf16 the params stay float32: only matrix products and convolutions of training are cast.
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
 
 def cores() -> int:

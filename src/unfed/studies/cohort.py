@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unfed import storage
+from unfed import records, storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines import Batched, Engine
@@ -28,13 +28,13 @@ from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
-from unfed.folder.schema import COHORT, checked
+from unfed.folder.layout import CohortState
 from unfed.measures.population.store import BEFORE
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs.description import rounds_of
-from unfed.runs.from_config import Network
 from unfed.runs.job import refuse_another, training_method
+from unfed.runs.simulated import Network
 from unfed.runs.world import World
 from unfed.studies.grid import Said
 
@@ -206,14 +206,15 @@ class Cohort:
             return None
         tensors, numbers = storage.load(self._file(kind), "state of a population")
         where = f"The state of a population {self._file(kind)}"
-        if checked(numbers, where, COHORT, remedy="delete it, and it is begun anew")["seeds"] != list(self.seeds):
+        said = records.read(CohortState, numbers, where, "delete it, and it is begun anew")
+        if said.seeds != tuple(self.seeds):
             return None
         parts, states = storage.part(tensors), []
-        for i, about in zip(range(len(self.seeds)), numbers["members"], strict=False):
+        for i, about in zip(range(len(self.seeds)), said.members, strict=False):
             groups = {group: self._placed(own) for group, own in storage.part(parts.get(str(i), {})).items()}
             check_like(groups.get("params", {}), self.world.template.like, where)
-            kept = {group: groups.get(group, {}) for group in about["groups"]}
-            whole = {name: about[name] for name in ("round", "numbers", "done", "model")}
+            kept = {group: groups.get(group, {}) for group in about.groups}
+            whole = about.model_dump(include={"round", "numbers", "done", "model"})
             states.append(State(params=groups["params"], tensors=kept, **whole))
         return states
 

@@ -34,7 +34,7 @@ from unfed.measures.population.store import BEFORE, RETRAIN, About, Population
 from unfed.measures.undo.scene import View
 from unfed.methods import Method
 from unfed.model.params import Params
-from unfed.runs import offers as lineage
+from unfed.runs import admission
 from unfed.runs.description import hardware, rounds_of, versions
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
@@ -114,7 +114,7 @@ def begun(config: Config, models: int, where: Path, together: bool = True) -> tu
     methods = {label: config.method(label) for label in labels}
     for label, method in methods.items():
         method.check(world.template.module)
-        lineage.welcome(config, label, config.requests()[0], ())
+        admission.welcome(config, label, config.requests()[0], ())
     rows = RowGroups.of(world, config.requests()[0])
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
     about = _about(world, methods, rows, range(world.seed, world.seed + models))

@@ -25,9 +25,8 @@ from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
-from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
-from unfed.runs.status import status
+from unfed.runs.status import info_of, status
 from unfed.studies import grid
 from unfed.studies.grid import GridCell, Said
 

@@ -23,8 +23,8 @@ from typing import Any
 from unfed.errors import Halted, UnfedError, typed
 from unfed.folder import old_evidence
 from unfed.requests.entry import Entry, now
-from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
+from unfed.runs.trust_log import keeps_log
 from unfed.trust import logbook, merkle, signing, verifier
 from unfed.trust.folder import TrustFolder
 from unfed.trust.log import Checkpoint

@@ -9,8 +9,8 @@ from typing import Any
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Entry
-from unfed.runs.onlooker import logs_named
 from unfed.runs.record import Record
+from unfed.runs.trust_log import logs_named
 from unfed.trust import log as logs
 from unfed.trust.folder import ROSTER, TrustFolder, envelope_at
 from unfed.trust.log import Checkpoint

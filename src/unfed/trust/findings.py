@@ -106,7 +106,8 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
 
 def _versions(record: Record, job: Job) -> dict[str, str]:
     """The versions by which a job came to its end; of an older state, those of the run."""
-    return dict((record.folder.numbers(job) or {}).get("versions") or record.description.get("versions") or {})
+    saved = record.folder.saved(job)
+    return dict((saved and saved.versions) or record.description.get("versions") or {})
 
 
 def models(record: Record, job: Job) -> dict[str, str]:
@@ -114,12 +115,11 @@ def models(record: Record, job: Job) -> dict[str, str]:
 
     The last one where it was noted; the form while the model's file is there: purged, nobody can be given it either.
     """
-    numbers = record.folder.numbers(job) or {}
-    after = (numbers.get("bound") or {}).get("model")
-    if not isinstance(after, str):
+    saved = record.folder.saved(job)
+    if saved is None or (after := saved.bound.model) is None:
         raise UnfedError(f"{record.folder.state_file(job)} does not say which model came out; resume the run first.")
-    went_in = ((numbers.get("diary") or {}).get("beginning") or {}).get("went_in")
-    found = {"after": after} | ({"before": fingerprint(went_in)} if went_in else {})
+    begun = saved.diary.beginning
+    found = {"after": after} | ({"before": fingerprint(begun.went_in)} if begun and begun.went_in else {})
     return found | ({"form": _form(file, after)} if (file := record.folder.model_file(job)).exists() else {})
 
 

@@ -14,19 +14,20 @@ The run folder is the truth about requests; what lies here says that it was aske
 from __future__ import annotations
 
 import functools
-import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from unfed import json_checks as its
-from unfed import storage
+from pydantic import Field
+
+from unfed import records, storage
 from unfed.config.reading import check_id
 from unfed.errors import UnfedError, typed
 from unfed.folder.folder import RunFolder
+from unfed.records import JsonRecord
 from unfed.requests.entry import Entry, Job, now
-from unfed.runs.onlooker import keeps_log
+from unfed.runs.trust_log import keeps_log
 from unfed.trust import merkle, participation, signing
 from unfed.trust.log import Log, read_from
 from unfed.trust.participation import ROUND, Participants, Pseudonyms, Roster
@@ -38,18 +39,19 @@ OPERATOR, ROSTER = "operator.json", "roster.json"
 
 def model_of(folder: RunFolder, entry: Entry) -> str | None:
     """The model that a request which is served has left, as its state names it."""
-    numbers = folder.numbers(Job(entry.seed, entry.request.id, entry.method)) or {}
-    model: str | None = (numbers.get("bound") or {}).get("model")
-    return model
+    return folder.came_out(Job(entry.seed, entry.request.id, entry.method))
 
 
 _SECRET = 32  # bytes
-_DESCRIPTION = its.table_with(
-    {
-        **dict.fromkeys(("origin", "key", "public"), its.is_text),
-        "secret": lambda value: its.is_text(value) and re.fullmatch(f"[0-9a-f]{{{2 * _SECRET}}}", value) is not None,
-    }
-)
+
+
+class Operator(JsonRecord):
+    """Who signs the log of a run, and the secret of its pseudonyms."""
+
+    origin: str
+    key: str
+    public: str
+    secret: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _SECRET}}}$")]
 
 
 class TrustFolder:
@@ -65,7 +67,7 @@ class TrustFolder:
             )
         told = self.path / OPERATOR
         raw: Any = storage.read_json(told, "description of the operator") if told.exists() else None
-        if not _DESCRIPTION(raw):
+        if not records.fits(Operator, raw):
             raise UnfedError(
                 f"{told} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
             )

@@ -32,8 +32,8 @@ from unfed.folder.folder import RunFolder
 from unfed.report.wording import date_text
 from unfed.requests.entry import Entry, date_of, now
 from unfed.requests.options import RequestOptions
-from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
+from unfed.runs.status import in_force
 from unfed.trust import bundle, logbook, request, signing, verifier
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder

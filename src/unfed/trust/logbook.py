@@ -22,15 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unfed import json_checks as its
-from unfed import storage
+from unfed import records, storage
 from unfed.engines.observed import Observer
-from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
-from unfed.folder import handed_out
+from unfed.folder import carriers
 from unfed.folder.folder import RunFolder
 from unfed.model.digest import digests, fingerprint
+from unfed.records import Count
 from unfed.requests import book as books
 from unfed.requests.entry import Entry, Job, now
 from unfed.runs.progress import PassingWatch, QuietWatch, Watch
@@ -74,10 +73,7 @@ def count_refusal(trust: TrustFolder, reason: str) -> None:
 def _counts(trust: TrustFolder) -> dict[str, dict[str, int]]:
     path = trust.path / REFUSED
     raw = storage.read_json(path, "count of refusals") if path.exists() else {}
-    if not its.table_of(its.table_of(its.is_count))(raw):
-        raise UnfedError(f"{path} is damaged; restore it from a copy, or delete it.")
-    found: dict[str, dict[str, int]] = raw
-    return found
+    return records.read(dict[str, dict[str, Count]], raw, str(path), "restore it from a copy, or delete it")
 
 
 def _refusals(counts: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
@@ -92,7 +88,7 @@ def due(folder: RunFolder, trust: TrustFolder, entries: Sequence[Entry]) -> list
     for entry in entries:
         found += _about(folder, entry)
     found += _purges(folder, trust)
-    for one in handed_out.listed(folder):
+    for one in carriers.handed(folder):
         if one.what == "export":
             told = {"sha256": one.sha256, "request": one.request, "method": one.method, "seed": one.seed}
             found.append({"type": "publication", "at": one.at, **told})

@@ -30,7 +30,7 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.json_checks import parsed
+from unfed.records import parsed
 from unfed.requests.entry import now
 from unfed.trust import merkle, signing
 from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in, read_from

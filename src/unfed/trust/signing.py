@@ -31,7 +31,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from unfed import json_checks, storage
+from unfed import records, storage
 from unfed.errors import UnfedError, typed
 
 # --- canonical JSON ---------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def parsed(data: bytes, what: str) -> Any:
     if len(data) > LARGEST:
         raise UnfedError(f"The {what} has {len(data):,} bytes, more than {LARGEST:,}; send a smaller one.")
     try:
-        return json_checks.parsed(data, _no_constant)
+        return records.parsed(data, _no_constant)
     except ValueError as error:
         raise UnfedError(f"The {what} cannot be read as JSON ({_short(error)}); ask for it again.") from error
 

@@ -15,22 +15,22 @@ kept.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from unfed import json_checks as its
-from unfed import storage
+from unfed import records, storage
 from unfed.data.partition import portion
 from unfed.errors import UnfedError, listed, nearest
+from unfed.records import Count, Plain
 
 SCHEMA = 1
 BEFORE = "before"
@@ -38,6 +38,8 @@ RETRAIN = "retrain"
 
 Logits = NDArray[np.float32]
 Labels = NDArray[np.int64]
+Kind = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
+"""A label, of which a folder's name is made."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,20 @@ class About:
     """SHA-256 of the config, without what does not change a model."""
     request: str
     """The id of the request that is forgotten."""
-    seeds: tuple[int, ...]
+    seeds: Annotated[tuple[Count, ...], Field(min_length=1)]
     """One per model."""
-    kinds: tuple[str, ...]
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)]
     """`before` and the methods' labels."""
-    groups: Mapping[str, int]
+    groups: Mapping[str, Count]
     """How many rows each group has."""
-    classes: int
+    classes: Count
     revisions: Mapping[str, int]
     """The editions of engine and methods that the numbers depend on."""
     versions: Mapping[str, str]
     hardware: str
-    cohorts: tuple[tuple[int, ...], ...] = ()
+    cohorts: tuple[tuple[Count, ...], ...] = ()
     """Which seeds were trained side by side: who shares a stack changes the last bits, so it stays as it began."""
-    tuned: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Plain] = field(default_factory=dict)
     """How a kind's hyperparameters were chosen, for those that were tuned."""
     stated: Mapping[str, Any] = field(default_factory=dict)
     """The config itself, by which another is compared with it where digests differ."""
@@ -72,26 +74,9 @@ class About:
     def models(self) -> int:
         return len(self.seeds)
 
-
-def _is_kind(value: Any) -> bool:
-    """A label, of which a folder's name is made."""
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", value) is not None
-
-
-_SEEDS = its.list_of(its.is_count, least=1)
-FIELDS: dict[str, its.Check] = {
-    **dict.fromkeys(("name", "config", "request", "hardware"), its.is_text),
-    "seeds": lambda value: _SEEDS(value) and len({*value}) == len(value),
-    "kinds": its.list_of(_is_kind, least=1),
-    "groups": its.table_of(its.is_count),
-    "classes": its.is_count,
-    "revisions": its.table_of(its.is_plain),
-    "versions": its.table_of(its.is_text),
-    "cohorts": its.list_of(its.list_of(its.is_count)),
-    "tuned": its.table_of(its.table_of(its.is_plain)),
-    "stated": its.table_of(its.is_plain),
-}
-"""What each field of population.json may be."""
+    def __post_init__(self) -> None:
+        if len({*self.seeds}) != len(self.seeds):
+            raise UnfedError("a seed is named twice")
 
 
 @dataclass(frozen=True)
@@ -172,15 +157,11 @@ def load(folder: str | Path) -> Population:
         raise UnfedError(f"{where} is damaged (it is no table of fields); restore it from a copy.")
     if found.pop("schema", None) != SCHEMA:
         raise UnfedError(f"{path} was written in another layout; use the version of unfed that wrote it.")
-    for name, fits in FIELDS.items():
-        if name not in found or not fits(found[name]):
-            raise UnfedError(f"{where} is damaged (its {name} is missing or wrong); restore it from a copy.")
-    if others := sorted({*found} - {*FIELDS}):
+    if others := sorted({*found} - {one.name for one in fields(About)}):
         raise UnfedError(
             f"{where} has {listed(others)}, of which this version knows nothing; use the one that wrote it."
         )
-    cohorts = tuple(tuple(seeds) for seeds in found["cohorts"])
-    about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"]), "cohorts": cohorts})
+    about = records.read(About, found, str(where))
     return Population(path, about)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from unfed.paper.claims.scene import ClaimScene
 from unfed.paper.views.base import TextTable
 from unfed.values import as_json
 
 HOLDS, UNDER, FAILS = "holds", "holds under", "fails"
-Points = Sequence[tuple[float | str, float]]
+Height = Annotated[float, BeforeValidator(lambda value: math.nan if isinstance(value, str) else value)]
+"""A number that could not be had is kept as a text."""
+Points = Sequence[tuple[float | str, Height]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Drawing:
 class Finding:
     """What was seen, and what follows for the claim."""
 
-    verdict: str
+    verdict: Annotated[str, Field(pattern="^(holds|holds under|fails)$")]
     """`holds`, `holds under` or `fails`."""
     seen: str
     """The numbers in a sentence."""
@@ -55,15 +59,6 @@ class Finding:
         )
         return plain
 
-    @staticmethod
-    def from_json(raw: Mapping[str, Any]) -> Finding:
-        grids = tuple(TextTable(tuple(g["header"]), tuple(map(tuple, g["body"]))) for g in raw["grids"])
-        drawings = tuple(
-            Drawing(**{**d, "lines": {n: [_point(p) for p in points] for n, points in d["lines"].items()}})
-            for d in raw["drawings"]
-        )
-        return Finding(raw["verdict"], raw["seen"], raw["under"], grids, drawings, raw["data"])
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -81,7 +76,3 @@ def holds_if(right: bool, under: str = "") -> str:
     if not right:
         return FAILS
     return UNDER if under else HOLDS
-
-
-def _point(raw: Sequence[Any]) -> tuple[float | str, float]:
-    return raw[0], math.nan if isinstance(raw[1], str) else float(raw[1])

@@ -12,23 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 import unfed
-from unfed import json_checks as its
-from unfed import storage
+from unfed import records, storage
 from unfed.errors import UnfedError, listed, nearest
-from unfed.folder.schema import COUNT, TEXT, YES, Fits, checked
 from unfed.paper import pictures
 from unfed.paper.claims import cka_and_spectra, distances, gradients, layers, times
-from unfed.paper.claims.claim import FAILS, HOLDS, UNDER, Claim, Drawing, Finding
+from unfed.paper.claims.claim import Claim, Drawing, Finding
 from unfed.paper.claims.scene import FULL, QUICK, ClaimScene
 from unfed.paper.pictures import Curve, PaperFigure
+from unfed.records import Count, JsonRecord, Number, Whole
 from unfed.report import html
 from unfed.report.wording import date_text
-from unfed.runs.description import now
+from unfed.requests.entry import now
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim for room in (times, distances, gradients, layers, cka_and_spectra) for claim in room.CLAIMS
@@ -37,26 +37,21 @@ SCHEMA = 1
 AGAIN = "delete it, and the claim is tried again"
 Told = Callable[[str], object]
 
-ABOUT: dict[str, Fits] = {"schema": COUNT, "seed": ("a whole number", its.is_whole), "quick": YES}
-_TEXTS = its.list_of(its.is_text)
-_VALUE = its.either(its.is_text, its.is_number)
-_LINE = its.list_of(lambda value: its.list_of(_VALUE)(value) and len(value) == 2)
-_DRAWING = {**dict.fromkeys(("title", "across", "up"), its.is_text), "bars": its.is_yes, "lines": its.table_of(_LINE)}
-_FINDING = its.table_with(
-    {
-        "verdict": lambda value: value in (HOLDS, UNDER, FAILS),
-        "seen": its.is_text,
-        "under": its.is_text,
-        "grids": its.list_of(its.table_with({"header": _TEXTS, "body": its.list_of(_TEXTS)})),
-        "drawings": its.list_of(lambda value: its.table_with(_DRAWING)(value) and set(value) == set(_DRAWING)),
-        "data": its.table_of(its.is_plain),
-    }
-)
-TRIED: dict[str, Fits] = {
-    "finding": ("a finding of this version", _FINDING),
-    "seconds": ("a number of seconds", lambda value: its.is_number(value) and value >= 0),
-    "when": TEXT,
-}
+
+class AboutClaims(JsonRecord):
+    """By which seed and effort a folder of claims was made."""
+
+    number: Count = Field(alias="schema")
+    seed: Whole
+    quick: bool
+
+
+class KeptTrial(JsonRecord):
+    """A claim's file."""
+
+    finding: Finding
+    seconds: Annotated[Number, Field(ge=0)]
+    when: str
 
 
 @dataclass(frozen=True)
@@ -119,15 +114,15 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
 
 def _about(folder: Path) -> dict[str, Any]:
     path = folder / "about.json"
-    return checked(storage.read_json(path, "record of claims"), str(path), ABOUT)
+    return records.read(AboutClaims, storage.read_json(path, "record of claims"), str(path)).to_json()
 
 
 def _read(folder: Path, claim: Claim) -> Tried | None:
     place = folder / f"{claim.id}.json"
     if not place.exists():
         return None
-    raw = checked(storage.read_json(place, "finding"), str(place), TRIED, remedy=AGAIN)
-    return Tried(claim, Finding.from_json(raw["finding"]), float(raw["seconds"]), raw["when"])
+    kept = records.read(KeptTrial, storage.read_json(place, "finding"), str(place), AGAIN)
+    return Tried(claim, kept.finding, kept.seconds, kept.when)
 
 
 def _write_pictures(folder: Path, claim: Claim, drawn: Sequence[PaperFigure]) -> None:

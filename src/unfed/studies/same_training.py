@@ -54,7 +54,7 @@ def take_training(run: Record, source: Record) -> list[int]:
         if not free:
             return []
         run.folder.cut_back()
-        wanted = [seed for seed in run.config.seed_list if run.folder.numbers(run.training_job(seed)) is None]
+        wanted = [seed for seed in run.config.seed_list if run.folder.saved(run.training_job(seed)) is None]
         have = [seed for seed in wanted if seed in source.config.seed_list]
         return [seed for seed in have if _taken(run, source, run.training_job(seed), tuple(run.config.recorded()))]
 
@@ -71,14 +71,13 @@ def take_results(run: Record, source: Record) -> list[str]:
         if not free:
             return []
         run.folder.cut_back()
-        jobs = [job for job, _ in source.jobs() if job.request is not None and run.folder.numbers(job) is None]
+        jobs = [job for job, _ in source.jobs() if job.request is not None and run.folder.saved(job) is None]
         return [job.label for job in jobs if _taken(run, source, job)]
 
 
 def _trained(run: Record, seed: int) -> str | None:
     """The fingerprint of a run's θ*, once that is trained."""
-    found: str | None = (run.folder.numbers(run.training_job(seed)) or {}).get("bound", {}).get("model")
-    return found
+    return run.folder.came_out(run.training_job(seed))
 
 
 def _taken(run: Record, source: Record, job: Job, histories: tuple[str, ...] = ()) -> bool:
@@ -91,14 +90,14 @@ def _taken(run: Record, source: Record, job: Job, histories: tuple[str, ...] = (
         return False
     saved = source.folder.load_state(job)
     assert saved is not None
-    state, numbers = saved
+    state, said = saved
     for line in source.folder.lines():
         if job_of(line) == job.key:
             run.folder.append(line)
     if (scores := source.folder.path / "samples" / job.path).exists():
         shutil.copytree(scores, run.folder.path / "samples" / job.path, dirs_exist_ok=True)
     there, offset = source.folder.load_histories(job), run.folder.length()
-    notes = {name: numbers[name] for name in ("finished", "rounds")} | {"diary": {**numbers["diary"], "offset": offset}}
+    notes = said.to_json(include={"finished", "rounds"}) | {"diary": {**said.diary.to_json(), "offset": offset}}
     run.folder.save_state(job, state, {"offset": offset, **notes}, {label: there[label] for label in histories})
     run.folder.save_model(job, source.folder.load_model(job), storage.numbers_of(file))
     return True

@@ -1,8 +1,8 @@
-"""Who looks on in a run that keeps a log: the extra that keeps it, wherever the rounds run.
+"""The log of signed requests, for a run that keeps one: the extra that writes it.
 
     RUN/trust/operator.json     there is a log, begun by `unfed run --operator` or `unfed keys roster`
 
-A run asks for the onlooker itself, so no way to work leaves rounds out of the log: a command, Python, Flower. The extra
+A run asks for it itself, so no way to work leaves rounds out of the log: a command, Python, Flower. The extra
 is loaded by its name and only where there is a log, for this room imports nothing from there; without it no work is
 done.
 """
@@ -34,7 +34,7 @@ def keeps_log(run: Path) -> bool:
 
 def logs_named(folder: RunFolder) -> dict[str, Path]:
     """The origins of the logs that were kept when a run's states were saved, each with such a state."""
-    said = ((numbers.get("bound", {}).get("log"), path) for path, numbers in folder.states())
+    said = ((saved.bound.log, path) for path, saved in folder.states())
     return {str(origin): path for origin, path in said if origin}
 
 
