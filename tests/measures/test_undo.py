@@ -458,7 +458,7 @@ def test_a_measuring_that_was_stopped_goes_on_with_the_piece_it_was_at() -> None
     shared = Shared()
     going = Going(said=lambda *step: said.append(step), known=kept[-1])
     assert undo(scene(), models, NEGATED, EFFORT, shared, going) == undo(scene(), models, NEGATED, EFFORT)
-    assert said[0] == ("unlearned", "difference", 7, 21) and len(said) == 15
+    assert said[0] == ("unlearned", "path", 7, 24) and len(said) == 18
     known = undo(scene(), models, NEGATED, EFFORT, shared)["unlearned"]["realign"]
     assert known == kept[-1]["unlearned"]["realign"], "what was known is shared with the methods that follow"
 

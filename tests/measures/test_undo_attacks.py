@@ -15,8 +15,9 @@ from pages import probes, undone
 from unfed.data import TensorSource, triggered
 from unfed.data.poison import Trigger
 from unfed.measures.camouflage import OwnTrigger
-from unfed.measures.undo import Scene, View, lift, triggers
+from unfed.measures.undo import Scene, View, inside, lift, triggers
 from unfed.measures.undo import triggers as package
+from unfed.measures.undo.inside import auc, ridge
 from unfed.measures.undo.lift import NO_CLASS, gaps, largest_lift
 from unfed.measures.undo.triggers import CLEAN, STAMPED, STOPS
 from unfed.model.functional import Template
@@ -158,35 +159,40 @@ def by_hand(images: Tensor, labels: Tensor, params: Params, lr: float) -> Params
 
 def test_a_backdoor_is_taught_again_as_plain_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     here, params = planted()
-    seen: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
     module = __import__("unfed.measures.undo.triggers", fromlist=["fit"])
     real = module.fit
 
     def spying(problem: Any, tasks: Any, pool: Any, budget: Any) -> Any:
-        seen.update(tasks=tasks, pool=pool, budget=budget)
+        calls.append({"tasks": tasks, "pool": pool})
         return real(problem, tasks, pool, budget)
 
     monkeypatch.setattr(module, "fit", spying)
     found = package(here, params, 0.2)
     images, labels = here.retain.tensors()
+    seen, more = calls
     x, y = seen["pool"]
     stamps = [*(OwnTrigger("square", (v, h)).stamp for v in (0, 1) for h in (0, 1)), Trigger().stamp]
     assert len(seen["tasks"]) == 5 and max(STOPS) == 20 and (STAMPED, CLEAN) == (5, 15)
     ends = []
-    for stamp, task in zip(stamps, seen["tasks"], strict=True):
+    ten = (stamps[-1], more["tasks"][0], *more["pool"], 10)
+    for stamp, task, x, y, k in [*((s, t, x, y, 5) for s, t in zip(stamps, seen["tasks"], strict=True)), ten]:
         own, truth = x[task.rows], y[task.rows]
-        assert len(own) == 20 and truth[:5].tolist() == [1] * 5
-        origin = [next(i for i, image in enumerate(images) if torch.equal(stamp(image), row)) for row in own[:5]]
+        assert len(own) == 20 and truth[:k].tolist() == [1] * k
+        origin = [next(i for i, image in enumerate(images) if torch.equal(stamp(image), row)) for row in own[:k]]
         assert all(int(labels[i]) != 1 for i in origin), "rows of the target class teach nothing"
-        clean = [next(i for i, image in enumerate(images) if torch.equal(image, row)) for row in own[5:]]
-        assert not set(clean) & set(origin) and truth[5:].tolist() == labels[clean].tolist()
+        clean = [next(i for i, image in enumerate(images) if torch.equal(image, row)) for row in own[k:]]
+        assert not set(clean) & set(origin) and truth[k:].tolist() == labels[clean].tolist()
         model = by_hand(own, truth, params, 0.2)
         assert here.backdoor is not None
         rows = here.backdoor.rows
         plain = View(here.retain.source, rows).tensors()[0].flatten(1) @ model["head.weight"].T + model["head.bias"]
         armed = here.backdoor.tensors()[0].flatten(1) @ model["head.weight"].T + model["head.bias"]
         ends.append(100 * float(((armed.argmax(1) == 1).double() - (plain.argmax(1) == 1).double()).mean()))
-    assert found["known"] == pytest.approx(ends[-1]) and found["own"] == pytest.approx(max(ends[:-1]))
+    assert found["known"] == pytest.approx(ends[4]) and found["own"] == pytest.approx(max(ends[:4]))
+    assert found["gained"] == pytest.approx(ends[5] - found["curves"][0][0]) and found["gained"] > 0
+    still = triggers(here, model, 0.0)
+    assert still["known"] == pytest.approx(ends[5]) and still["gained"] == 0.0, "what works already is not gained"
     assert found["steps"] == [0, 1, 2, 5, 10, 20] and [len(curve) for curve in found["curves"]] == [6, 6]
     assert found["known"] > found["curves"][1][0], "taught with the planted trigger, it works better than before"
 
@@ -195,7 +201,7 @@ def test_a_model_that_reads_everything_as_the_target_has_no_backdoor() -> None:
     here, params = planted()
     constant = {"head.weight": torch.zeros_like(params["head.weight"]), "head.bias": torch.tensor([0.0, 50.0, 0.0])}
     found = triggers(here, {n: t.double() for n, t in constant.items()}, 0.0)
-    assert (found["own"], found["known"]) == (0.0, 0.0)
+    assert (found["own"], found["known"], found["gained"]) == (0.0, 0.0, 0.0)
 
 
 def test_nothing_is_taught_where_nothing_was_planted_or_rows_cannot_be_stamped() -> None:
@@ -207,6 +213,97 @@ def test_nothing_is_taught_where_nothing_was_planted_or_rows_cannot_be_stamped()
     prepared = TensorSource(torch.rand(60, 1, 8, 8).double(), torch.arange(60) % 3, classes=3, dtype=torch.float64)
     floats = replace(here, retain=View(prepared, torch.arange(60)))
     assert "held as uint8" in triggers(floats, params, 0.1)["reason"]
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    """A map of three inputs to three features, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+def two(body: Tensor, head: Tensor) -> Params:
+    return {"body.weight": body.double(), "head.weight": head.double(), "head.bias": torch.zeros(3).double()}
+
+
+def corners(**changes: Any) -> Scene:
+    """Sixty rows near the three axes, each of its axis' class; class 2 has left."""
+    torch.manual_seed(1)
+    labels = torch.arange(90) % 3
+    x = 4 * F.one_hot(labels, 3).double() + 0.2 * torch.randn(90, 3).double()
+    source = TensorSource(x, labels, classes=3, dtype=torch.float64)
+    held, gone = (torch.arange(60)[labels[:60] != 2], torch.arange(60)[labels[:60] == 2])
+    test = View(source, torch.arange(60, 90)[labels[60:] != 2])
+    here = Scene(Template(Two().double(), (3,)), View(source, held), View(source, gone), test, None, lambda s: {})
+    return replace(here, **{"classes": (2,), "batch": 11, **changes})
+
+
+MIXED = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
+
+
+def test_a_stitch_turns_mixed_features_back_and_a_graft_does_not() -> None:
+    """The published features are those of the old model in another order, and its head names class 2 never."""
+    old, mute = two(torch.eye(3), torch.eye(3)), torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    found = inside(corners(), two(MIXED, mute), old)
+    assert corners().quick(two(MIXED, mute))["forget"] == 0.0
+    assert found["stitch"]["class_back"] == 100.0, "lifted, the old row reads the class from features of others"
+    assert found["stitch"]["test"] == 100.0 and found["graft"]["test"] == 0.0
+    assert inside(corners(), old, old)["graft"] == {
+        "forget": 100.0,
+        "test": 100.0,
+        "backdoor": "not measured: no data was poisoned",
+        "class_back": 100.0,
+    }
+    missing = inside(corners(), old, "the model before is no longer there")
+    assert (
+        missing["stitch"]["reason"] == missing["graft"]["reason"] == "not measured: the model before is no longer there"
+    )
+
+
+def test_the_map_is_the_nearest_one_under_a_small_penalty() -> None:
+    torch.manual_seed(2)
+    features, goal = torch.randn(40, 3).double(), torch.randn(40, 2).double()
+    x = torch.cat([features, torch.ones(40, 1).double()], 1)
+    weight = 1e-3 * float((x * x).sum(0).mean())
+    longer = torch.cat([x, weight**0.5 * torch.eye(4).double()])
+    truth = torch.linalg.lstsq(longer, torch.cat([goal, torch.zeros(4, 2).double()])).solution
+    torch.testing.assert_close(ridge(features, goal), truth, rtol=0, atol=1e-10)
+
+
+def test_pairs_are_counted_and_ties_are_halves() -> None:
+    torch.manual_seed(3)
+    low, high = torch.randint(0, 6, (30,)).double(), torch.randint(2, 9, (17,)).double()
+    pairs = [1.0 if h > l else 0.5 if h == l else 0.0 for h in high.tolist() for l in low.tolist()]  # noqa: E741
+    assert auc(low, high) == pytest.approx(sum(pairs) / len(pairs)) and auc(low, low) == 0.5
+
+
+def test_a_trigger_is_seen_in_features_that_show_it_and_in_no_others() -> None:
+    here, params = planted()
+    assert inside(here, params, params)["trigger"]["auc"] > 95.0, "the features are the pixels"
+    assert "no backdoor" in inside(replace(here, backdoor=None), params, params)["trigger"]["reason"]
+
+    class Blind(Pixels):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(0 * x.flatten(1))  # type: ignore[no-any-return]
+
+    dark = replace(here, template=Template(Blind().double(), (1, 8, 8)))
+    assert inside(dark, params, params)["trigger"]["auc"] == 50.0
+
+
+def test_a_class_is_read_from_features_that_hold_it_apart() -> None:
+    old = two(torch.eye(3), torch.eye(3))
+    found = inside(corners(), old, old)["probe"]
+    assert found["reads_5"] == 100.0
+    assert found["reads_20"] == "not measured: a class that left has fewer than 40 rows"
+    assert inside(corners(), two(torch.zeros(3, 3), torch.eye(3)), old)["probe"]["reads_5"] == 0.0
+    assert inside(corners(classes=()), old, old)["probe"]["reason"] == NO_CLASS
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from unfed.data.scope import own_marks
 from unfed.measures.attacks import membership_inference
 from unfed.measures.population import attacks, distances, intervals
 from unfed.measures.population.intervals import over_models, over_models_and_rows, permuted
+from unfed.measures.undo import Scene, View, inside
 
 
 def drawn(seed: int) -> np.random.Generator:
@@ -238,3 +239,42 @@ def test_shards_are_dealt_in_a_drawn_order() -> None:
     found = partition.shards(LABELS, 4, 3, seed=4)
     order, deal = (rng.order(key("shards", what), n).tolist() for what, n in (("rows", 83), ("deal", 12)))
     assert [set(rows.tolist()) for rows in found.rows] == plain.shards(LABELS.tolist(), 4, 3, order, deal)
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_features_carry_is_read_as_plain_least_squares_and_softmax_read_it() -> None:
+    """Class 2 leaves; a model of other features is stitched to the old head, and its class is probed."""
+    old, new = fresh(1), fresh(2)
+    rows = torch.arange(len(Y))
+    held, gone = View(SOURCE, rows[Y != 2]), View(SOURCE, rows[Y == 2])
+    here = Scene(template(), held, gone, held, None, lambda seed: old, classes=(2,))
+    found = inside(here, new, old)
+
+    def features(model: Any, view: View) -> Any:
+        with torch.no_grad():
+            return net_of(floats(model)).eval().features(X[view.rows]).numpy()
+
+    def stitched(view: View) -> Any:
+        way = plain.nearest_map(features(new, held), features(old, held))
+        ones = np.ones((len(view), 1))
+        return np.hstack([features(new, view), ones]) @ way @ old["head.weight"].numpy().T + old["head.bias"].numpy()
+
+    right = (stitched(held).argmax(1) == Y[held.rows].numpy()).mean()
+    assert found["stitch"]["test"] == pytest.approx(100 * right)
+    assert found["stitch"]["forget"] == pytest.approx(100 * (stitched(gone).argmax(1) == 2).mean())
+    grafted = features(new, gone) @ old["head.weight"].numpy().T + old["head.bias"].numpy()
+    assert found["graft"]["forget"] == pytest.approx(100 * (grafted.argmax(1) == 2).mean())
+    assert found["graft"]["forget"] != found["stitch"]["forget"]
+
+    order = gone.some(len(gone), here.seed).rows
+    shown, rest = View(SOURCE, order[:5]), View(SOURCE, order[5:])
+    x = features(new, held)
+    middle, spread = x.mean(0), x.std(0, ddof=1)
+    fitted = (np.vstack([x, features(new, shown)]) - middle) / spread
+    labels = np.concatenate([Y[held.rows].numpy(), np.full(5, 2)])
+    read = plain.read_by_softmax(fitted, labels, (features(new, rest) - middle) / spread)
+    assert found["probe"]["reads_5"] == pytest.approx(100 * (read == 2).mean())
+    near = plain.read_by_softmax(fitted, labels, (features(new, held) - middle) / spread)
+    assert 0 < (near == 2).mean() < 1

@@ -6,6 +6,7 @@
     resurface    some more passes over retained data alone
     relearn      a few forgotten rows mixed in at a low rate
     triggers     a planted backdoor taught again with five stamped rows of those who stay
+    inside       what the features carry: θ*'s head stitched or grafted onto them, linear probes of them
     path         distance, angle and loss peak to θ*, to perturb(θ*), to Retrain
     difference   what the models before and after tell together about the leaver
 
@@ -16,6 +17,7 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
 from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped
+from unfed.measures.undo.inside import inside
 from unfed.measures.undo.lift import lift
 from unfed.measures.undo.measure import (
     MEASUREMENTS,
@@ -58,6 +60,7 @@ __all__ = [
     "fit",
     "flip",
     "flipped",
+    "inside",
     "lift",
     "path",
     "realign",

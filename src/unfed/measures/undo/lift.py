@@ -17,13 +17,14 @@ come back there too: only what is above Retrain's share is memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unfed.measures.undo.scene import NO_FORGET, Scene
+from unfed.measures.undo.scene import NO_FORGET, Scene, View
 from unfed.model.params import Params
 from unfed.values import not_measured
 
@@ -46,15 +47,24 @@ def gaps(logits: Tensor, c: int) -> Tensor:
     return others.max(1).values - logits[:, c]
 
 
-def lift(scene: Scene, params: Params, points: Sequence[int] = POINTS) -> dict[str, Any]:
-    """The share of the forgotten classes' rows that come back at each allowed loss, in percent."""
+def lift(
+    scene: Scene,
+    params: Params,
+    points: Sequence[int] = POINTS,
+    read: Callable[[View], tuple[Tensor, Tensor]] | None = None,
+) -> dict[str, Any]:
+    """The share of the forgotten classes' rows that come back at each allowed loss, in percent.
+
+    `read` gives other logits of a view than the model's own.
+    """
+    read = read or partial(scene.logits, params)
     if not scene.classes:
         return {"reason": NO_CLASS}
-    rows, labels = scene.logits(params, scene.forget)
+    rows, labels = read(scene.forget)
     here = torch.isin(labels, torch.tensor(scene.classes))
     if not bool(here.any()):
         return {"reason": NO_FORGET}
-    others, truth = scene.logits(params, scene.test or scene.retain)
+    others, truth = read(scene.test or scene.retain)
     stays = ~torch.isin(truth, torch.tensor(scene.classes))
     others, truth = others[stays], truth[stays]
     found: dict[str, Any] = {"on": "retain" if scene.test is None else "test", "classes": list(scene.classes)}

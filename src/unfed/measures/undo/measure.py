@@ -1,6 +1,6 @@
 """All of undoing, for one unlearned model beside Retrain and θ*.
 
-    {"unlearned", "retrain", "before"}  ×  {flip, lift, realign, resurface, relearn, triggers, path, difference}
+    {"unlearned", "retrain", "before"}  ×  {flip, lift, realign, resurface, relearn, triggers, inside, path, difference}
 
 Each model meets the same attacks with the same knowledge, rows, grid and budget. A model that is not there has, in the
 place of every number, the reason why.
@@ -18,6 +18,7 @@ from typing import Any
 
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.flip import Knowledge, flip
+from unfed.measures.undo.inside import inside
 from unfed.measures.undo.lift import lift
 from unfed.measures.undo.path import path
 from unfed.measures.undo.realign import Grid, attack_of, realign
@@ -31,7 +32,7 @@ from unfed.values import not_measured
 
 NOT_TRIED = not_measured("not tried yet, `unfed probe` does it")
 UNTRIED = {"reason": NOT_TRIED}
-MEASUREMENTS = ("flip", "lift", "realign", "resurface", "relearn", "triggers", "path", "difference")
+MEASUREMENTS = ("flip", "lift", "realign", "resurface", "relearn", "triggers", "inside", "path", "difference")
 
 
 Found = dict[str, dict[str, Any]]
@@ -149,6 +150,8 @@ def _pieces(
         yield who, "resurface", "resurface", partial(resurface, scene, params, effort.lr, **passes)
         yield who, "relearn", ("relearn", was), partial(relearn, scene, params, was, effort.relearn_lr, **passes)
         yield who, "triggers", "triggers", partial(triggers, scene, params, effort.lr)
+        looked = ("inside", id(models.before))
+        yield who, "inside", looked, partial(inside, scene, params, models.before)
         yield who, "path", object(), partial(_paths, scene, who, models, knowledge)
         yield who, "difference", object(), partial(_difference, scene, who, models, knowledge)
 

@@ -100,14 +100,21 @@ class Scene:
 
     def logits(self, params: Params, view: View) -> tuple[Tensor, Tensor]:
         """(logits, labels) of a view's rows, on the CPU in double."""
+        return self._rows(params, view, self.way)
+
+    def features(self, params: Params, view: View) -> tuple[Tensor, Tensor]:
+        """(what enters the head, labels) of a view's rows, the same way."""
+        return self._rows(params, view, lambda net, x: net.features(x).flatten(1))
+
+    def _rows(self, params: Params, view: View, way: Way) -> tuple[Tensor, Tensor]:
         net, found = self.template.bind(params), []
         with torch.no_grad():
             for rows in torch.split(view.rows, self.batch):
                 x, y = view.source.fetch(rows, None)
-                found.append((self.way(net, x).double().cpu(), y.cpu()))
+                found.append((way(net, x).double().cpu(), y.cpu()))
         empty = torch.empty(0, view.source.classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-        logits, labels = zip(*found, strict=True) if found else ((part,) for part in empty)
-        return torch.cat(tuple(logits)), torch.cat(tuple(labels))
+        values, labels = zip(*found, strict=True) if found else ((part,) for part in empty)
+        return torch.cat(tuple(values)), torch.cat(tuple(labels))
 
     def read_as(self, params: Params, view: View, target: int) -> float:
         """The share of a view's rows that are read as one class, in percent."""

@@ -4,6 +4,7 @@
     works(t) = success of the planted trigger on test rows  −  clean test rows of other classes read as the target
     own     the rows carry a trigger of the attacker's: a bright square in a corner, the best of the four
     known   the rows carry the planted trigger: the strong case
+    gained  works(20) − works(0) with ten rows that carry it and ten clean ones
 
 No row of the leaver is used. A model that never met the backdoor must learn it from five rows; one that only hid it
 remembers. Clean rows that are read as the target are taken off, since a model that says "target" to everything has
@@ -12,6 +13,7 @@ no backdoor. Retrain and θ* meet the same rows, steps and rate.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import Optimiser
 from unfed.data import TensorSource
+from unfed.data.source import Stamp
 from unfed.measures.camouflage import FAMILY
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
 from unfed.measures.undo.scene import NO_TEST, Scene, View
@@ -27,6 +30,7 @@ from unfed.model.params import Params
 from unfed.values import not_measured
 
 NOTHING_PLANTED = not_measured("no backdoor is known here, so none can be taught again")
+UNSTAMPED = not_measured("only images in memory, held as uint8, can be stamped")
 STAMPED, CLEAN = 5, 15
 STOPS = (1, 2, 5, 10, 20)
 CORNERS = FAMILY[:4]
@@ -44,14 +48,13 @@ def triggers(scene: Scene, params: Params, lr: float) -> dict[str, Any]:
     if planted is None or scene.test is None:
         return {"reason": NOTHING_PLANTED if planted is None else NO_TEST}
     if not (isinstance(source, TensorSource) and isinstance(planted.source, TensorSource)) or source.prepared:
-        return {"reason": not_measured("only images in memory, held as uint8, can be stamped")}
+        return {"reason": UNSTAMPED}
     target, seed = int(planted.source.labels[0]), rng.key(scene.seed, "undo", "triggers")
-    everywhere, named = torch.ones_like(source.labels, dtype=torch.bool), torch.full_like(source.labels, target)
-    stamped = [source.relabelled(named, everywhere, stamp) for stamp in (*CORNERS, planted.source.trigger)]
-    few = View(source, scene.retain.rows[_other(scene.retain, target)]).some(STAMPED, seed)
-    tuples = [View(one, few.rows).tensors() for one in stamped]
-    clean = scene.retain.some(STAMPED + CLEAN, rng.key(seed, "clean"))
+    stamped = [stamped_by(source, stamp, target) for stamp in (*CORNERS, planted.source.trigger)]
+    drawn = View(source, scene.retain.rows[other_than(scene.retain, target)]).some(2 * STAMPED, seed).rows
+    few, clean = View(source, drawn[:STAMPED]), scene.retain.some(STAMPED + CLEAN, rng.key(seed, "clean"))
     clean = View(source, clean.rows[~torch.isin(clean.rows, few.rows)][:CLEAN])
+    tuples = [View(one, few.rows).tensors() for one in stamped]
     pool = tuple(torch.cat(parts) for parts in zip(*tuples, clean.tensors(), strict=True))
     last, here = len(stamped) * len(few), pool[0].device
     places = [[*range(i * len(few), (i + 1) * len(few)), *range(last, last + len(clean))] for i in range(len(stamped))]
@@ -64,10 +67,27 @@ def triggers(scene: Scene, params: Params, lr: float) -> dict[str, Any]:
         for curve, model in zip(curves, models, strict=True):
             curve.append(works(scene, model, plain, target))
     own = max(curves[:-1], key=lambda curve: curve[-1])
-    return {"steps": [0, *STOPS], "lr": lr, "own": own[-1], "known": curves[-1][-1], "curves": [own, curves[-1]]}
+    half = View(source, clean.rows[~torch.isin(clean.rows, drawn)][: 2 * STAMPED])
+    ten = [torch.cat(two) for two in zip(View(stamped[-1], drawn).tensors(), half.tensors(), strict=True)]
+    task = Task(params, free, torch.arange(len(ten[1]), device=here))
+    ((_, (after,)),) = fit(Problem(scene.template), [task], (ten[0], ten[1]), replace(budget, stops=STOPS[-1:]))
+    return {
+        "steps": [0, *STOPS],
+        "lr": lr,
+        "own": own[-1],
+        "known": curves[-1][-1],
+        "gained": works(scene, after, plain, target) - own[0],
+        "curves": [own, curves[-1]],
+    }
 
 
-def _other(view: View, target: int) -> Tensor:
+def stamped_by(source: TensorSource, stamp: Stamp | None, target: int) -> TensorSource:
+    """Every row with a trigger on it, labelled as the target."""
+    everywhere, named = torch.ones_like(source.labels, dtype=torch.bool), torch.full_like(source.labels, target)
+    return source.relabelled(named, everywhere, stamp)
+
+
+def other_than(view: View, target: int) -> Tensor:
     """Which rows of a view are not of the target class."""
     labels = view.source.labels
     return (labels[view.rows.to(labels.device)] != target).to(view.rows.device)

@@ -1,0 +1,139 @@
+"""inside: what a model's features still carry, whatever its own head says.
+
+    stitch    A = argmin ‖[f, 1]·A − f_*‖² + λ‖A‖² on retained rows;   logits = [f, 1]·A·W_*ᵀ + b_*
+    graft     logits = f·W_*ᵀ + b_*                     θ*'s head on the features as they are
+    trigger   a linear detector of the planted trigger, fitted on stamped and clean retained rows: its AUC on test rows
+    probe     softmax regression on retained rows and k rows of each class that left: share of its other rows read right
+
+f are the published features, f_*, W_*, b_* features and head of θ*. λ is a thousandth of the mean square of a column
+of [f, 1], times the rows. Where a class left, its row of θ*'s head is lifted too (`lift.py`). Stitch and graft are an
+insider's: whoever took part has θ*. A model that forgets in its outputs alone is found out here; Retrain shows what
+features that never met the data give away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unfed import rng
+from unfed.data import TensorSource
+from unfed.measures.undo.difference import head_tensors
+from unfed.measures.undo.lift import NO_CLASS, lift
+from unfed.measures.undo.scene import NO_BACKDOOR, NO_FORGET, NO_TEST, Scene, View
+from unfed.measures.undo.triggers import NOTHING_PLANTED, UNSTAMPED, other_than, stamped_by
+from unfed.model.params import Params
+from unfed.values import Value, not_measured
+
+COUNTS = (5, 20, 100)
+FITTED = 1000
+"""The most retained rows that a map, a detector or a probe is fitted on."""
+Read = Callable[[View], tuple[Tensor, Tensor]]
+
+
+def inside(scene: Scene, params: Params, before: Params | str) -> dict[str, Any]:
+    """All four, each with its numbers or the reason why there are none."""
+    few = scene.retain.some(FITTED, rng.key(scene.seed, "undo", "inside"))
+    found: dict[str, Any] = {"trigger": trigger(scene, params, few), "probe": probe(scene, params, few)}
+    head = head_tensors(scene)
+    if head is None or isinstance(before, str):
+        why = not_measured("the head is not one linear map" if head is None else str(before))
+        return found | {"stitch": {"reason": why}, "graft": {"reason": why}}
+    weight = before[head[0]].double().cpu()
+    bias = torch.zeros(len(weight)).double() if head[1] is None else before[head[1]].double().cpu()
+    goal = scene.features(before, few)[0]
+    way = ridge(scene.features(params, few)[0], goal)
+
+    def through(change: Callable[[Tensor], Tensor], view: View) -> tuple[Tensor, Tensor]:
+        features, labels = scene.features(params, view)
+        return F.linear(change(features), weight, bias), labels
+
+    found["stitch"] = judged(scene, params, partial(through, lambda f: with_one(f) @ way))
+    return found | {"graft": judged(scene, params, partial(through, lambda f: f))}
+
+
+def with_one(features: Tensor) -> Tensor:
+    """[f, 1]: the features with a constant beside them."""
+    return torch.cat([features, torch.ones(len(features), 1).double()], dim=1)
+
+
+def ridge(features: Tensor, goal: Tensor) -> Tensor:
+    """A: the linear map, with a constant, that takes features nearest to a goal."""
+    x = with_one(features)
+    square = x.T @ x
+    square += 1e-3 * square.diagonal().mean() * torch.eye(len(square)).double()
+    found: Tensor = torch.linalg.solve(square, x.T @ goal)
+    return found
+
+
+def judged(scene: Scene, params: Params, read: Read) -> dict[str, Any]:
+    """Forget, Test, backdoor under these logits; for a class, its share back by a lift of one point."""
+
+    def right(view: View | None, why: str) -> Value:
+        if view is None or len(view) == 0:
+            return why
+        logits, labels = read(view)
+        return 100.0 * float((logits.argmax(1) == labels).double().mean())
+
+    lifted = lift(scene, params, (1,), read)
+    return {
+        "forget": right(scene.forget, NO_FORGET),
+        "test": right(scene.test, NO_TEST),
+        "backdoor": right(scene.backdoor, NO_BACKDOOR),
+        "class_back": lifted.get("back_1", lifted.get("reason")),
+    }
+
+
+def trigger(scene: Scene, params: Params, few: View) -> dict[str, Any]:
+    """How well a straight line tells stamped rows from clean ones by their features, in percent of pairs."""
+    planted = scene.backdoor
+    if planted is None or scene.test is None:
+        return {"reason": NOTHING_PLANTED if planted is None else NO_TEST}
+    if not (isinstance(few.source, TensorSource) and isinstance(planted.source, TensorSource)) or few.source.prepared:
+        return {"reason": UNSTAMPED}
+    target = int(planted.source.labels[0])
+    clean = View(few.source, few.rows[other_than(few, target)])
+    views = [clean, View(stamped_by(few.source, planted.source.trigger, target), clean.rows)]
+    known = [scene.features(params, view)[0] for view in views]
+    side = torch.cat([torch.full((len(part), 1), sign).double() for part, sign in zip(known, (-1.0, 1.0), strict=True)])
+    line = ridge(torch.cat(known), side)
+    unseen = (View(scene.test.source, planted.rows), planted)
+    plain, stamped = ((with_one(scene.features(params, view)[0]) @ line).squeeze(1) for view in unseen)
+    return {"auc": 100.0 * auc(plain, stamped), "rows": len(clean)}
+
+
+def auc(low: Tensor, high: Tensor) -> float:
+    """The share of pairs in which the one that should be higher is; a tie is half a pair."""
+    ordered = low.sort().values
+    below = torch.searchsorted(ordered, high) + torch.searchsorted(ordered, high, right=True)
+    return float(below.double().mean()) / (2 * len(low))
+
+
+def probe(scene: Scene, params: Params, few: View) -> dict[str, Any]:
+    """The share of the other rows of a class that a softmax regression reads right, by k of its rows."""
+    if not scene.classes:
+        return {"reason": NO_CLASS}
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
+
+    x, y = scene.features(params, few)
+    gone, labels = scene.features(
+        params, View(scene.forget.source, scene.forget.some(len(scene.forget), scene.seed).rows)
+    )
+    own = [(labels == c).nonzero().squeeze(1) for c in scene.classes]
+    middle, spread = x.mean(0), x.std(0).clamp_min(1e-9)
+    found: dict[str, Any] = {}
+    for k in COUNTS:
+        if min(len(rows) for rows in own) < 2 * k:
+            found[f"reads_{k}"] = not_measured(f"a class that left has fewer than {2 * k} rows")
+            continue
+        shown, rest = (torch.cat([rows[part] for rows in own]) for part in (slice(k), slice(k, None)))
+        fitted = (torch.cat([x, gone[shown]]) - middle) / spread
+        reader = LogisticRegression(class_weight="balanced", max_iter=2000)
+        reader.fit(fitted.numpy(), torch.cat([y, labels[shown]]).numpy())
+        found[f"reads_{k}"] = 100.0 * reader.score(((gone[rest] - middle) / spread).numpy(), labels[rest].numpy())
+    return found
