@@ -73,7 +73,7 @@ class Book:
         return [e for e in self.entries if e.accepted and e.seed == seed]
 
     def besides(self, seed: int, known: Collection[str] = ()) -> list[Request]:
-        """What must stay out of training though a job with these requests does not know of it."""
+        """Accepted requests that a job with these requests does not know: it must leave their rows out too."""
         return [e.request for e in self.accepted(seed) if e.request.id not in known]
 
     def in_force(self, seed: int, besides: Collection[str] = ()) -> list[Entry]:

@@ -195,7 +195,7 @@ class Entry:
 
     @property
     def accepted(self) -> bool:
-        """Whether its rows are out of every training view: all but those that were withdrawn."""
+        """Whether the request was taken (not the model): from then on its rows train no more, unless it is withdrawn."""
         return self.state != "revoked"
 
     @property

@@ -202,7 +202,7 @@ def gate_of(seed: int, classes: int, config: Config, entry: Entry) -> Gate:
 
 
 def passed(decision: Decision, request: str, accepted: Mapping[str, Any] | None = None) -> Decision:
-    """The decision, with who accepted it; NotPassed where it says no and nobody did."""
+    """The decision, if it lets the model pass or the operator accepts it; else the refusal, NotPassed."""
     if decision.passed:
         return decision
     if accepted is not None:

@@ -263,7 +263,7 @@ class Run(Record):
                 previous = Job(seed, requests[i].id, label)
 
     def unlearn(self, turn: MethodTurn, watch: Watch) -> State:
-        """Give a method its turn; where it was begun already, it goes on."""
+        """Run a method's job to its end, or go on with it; the gate comes afterwards, in the queue."""
         world, method, request, entry = self.world(turn.seed), turn.method, turn.requests[-1], turn.entry
         config = self.config if entry is None else entry.how.on(self.config, turn.label)
         training = self.training_job(turn.seed)

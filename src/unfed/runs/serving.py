@@ -357,7 +357,7 @@ class Queue:
             return refusal
 
     def aside(self, batch: Batch) -> list[Request]:
-        """What came in since requests were taken up: from the next round on it takes no part either."""
+        """Requests that were filed while a job is at work: from its next round on their rows stay out too."""
         seed, ids, book = batch.first.seed, batch.ids, self.book
         if not set(ids) <= {entry.request.id for entry in book.accepted(seed)}:
             raise Withdrawn
