@@ -32,7 +32,7 @@ from torch import Tensor
 from unfed import plugins, rng
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.federation.history import History, Record
+from unfed.federation.history import ClientRecord, History
 from unfed.folder.folder import RunFolder
 from unfed.folder.prune import prune
 from unfed.requests.entry import Job
@@ -133,8 +133,8 @@ def grown(size: Size, recorded: bool, folder: Path) -> dict[str, object]:
 # --- one save ---------------------------------------------------------------------------------------------------------
 
 
-def touched_record(record: Record, at: int) -> Record:
-    return Record({name: t.clone() for name, t in record.tensors.items()}, {**record.numbers, "touched": at})
+def touched_record(record: ClientRecord, at: int) -> ClientRecord:
+    return ClientRecord({name: t.clone() for name, t in record.tensors.items()}, {**record.numbers, "touched": at})
 
 
 def touched(history: History, clients: int) -> History:

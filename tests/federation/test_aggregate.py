@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unfed.engines import Block
 from unfed.errors import Refused
-from unfed.federation.aggregate import Check, average
+from unfed.federation.aggregate import CheckedUpdate, average
 
 OLD = {"w": torch.tensor([1.0, 2.0]), "mean": torch.tensor([0.5]), "count": torch.tensor(3)}
 
@@ -77,7 +77,7 @@ def test_nothing_to_average_is_refused() -> None:
 )
 def test_a_bad_update_is_refused_and_named(change: Any, reason: str) -> None:
     good = update("b", [1.0, 2.0])
-    kept, refusals = Check(block("b", **{**good.params, **change}), OLD, round=7).result()
+    kept, refusals = CheckedUpdate(block("b", **{**good.params, **change}), OLD, round=7).result()
     assert kept.clients == ()
     assert [(r.round, r.client) for r in refusals] == [(7, "b")]
     import re
@@ -86,13 +86,13 @@ def test_a_bad_update_is_refused_and_named(change: Any, reason: str) -> None:
 
 
 def test_a_missing_tensor_is_named() -> None:
-    kept, refusals = Check(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1).result()
+    kept, refusals = CheckedUpdate(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1).result()
     assert kept.clients == () and "lacks the tensor 'count'" in refusals[0].reason
 
 
 @pytest.mark.parametrize("samples", [0, -1])
 def test_a_weight_that_is_not_positive_is_refused(samples: Any) -> None:
-    kept, refusals = Check(update("b", [1.0, 2.0], samples=samples), OLD, 1).result()
+    kept, refusals = CheckedUpdate(update("b", [1.0, 2.0], samples=samples), OLD, 1).result()
     assert kept.clients == () and "not positive" in refusals[0].reason
 
 
@@ -105,7 +105,7 @@ def test_only_the_bad_client_of_a_block_is_refused() -> None:
         mean=torch.zeros(3, 1),
         count=torch.tensor([1, 1, 1]),
     )
-    kept, refusals = Check(mixed, OLD, 1).result()
+    kept, refusals = CheckedUpdate(mixed, OLD, 1).result()
     assert kept.clients == ("a", "c")
     assert kept.params["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert [r.client for r in refusals] == ["b"]
@@ -113,5 +113,5 @@ def test_only_the_bad_client_of_a_block_is_refused() -> None:
 
 def test_numbers_whose_sum_is_too_large_are_no_model() -> None:
     huge = torch.finfo(torch.float32).max
-    good, bad = Check(update("a", [huge, -huge]), OLD, 1).result()
+    good, bad = CheckedUpdate(update("a", [huge, -huge]), OLD, 1).result()
     assert good.clients == () and "its norm is not a finite number" in bad[0].reason

@@ -12,7 +12,7 @@ import torch
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Record
+from unfed.federation.history import ClientRecord, History
 from unfed.folder.folder import RunFolder
 from unfed.methods import FUKD, State
 from unfed.requests.entry import Job
@@ -22,13 +22,13 @@ CLIENTS = 200
 
 
 def history(clients: int = CLIENTS) -> History:
-    own = {f"client-{k}": Record({"w": torch.full((50,), float(k))}, {"rounds": 1}) for k in range(clients)}
+    own = {f"client-{k}": ClientRecord({"w": torch.full((50,), float(k))}, {"rounds": 1}) for k in range(clients)}
     return History(1, {"initial": {"w": torch.zeros(50)}}, own, {"plan": "p"})
 
 
 def changed(before: History, client: str) -> History:
     record = before.own[client]
-    after = Record({"w": record.tensors["w"] + 1}, {"rounds": 2})
+    after = ClientRecord({"w": record.tensors["w"] + 1}, {"rounds": 2})
     return replace(before, rounds=before.rounds + 1, own={**before.own, client: after})
 
 
@@ -62,7 +62,7 @@ def test_a_save_costs_what_changed_and_everything_is_read_back(tmp_path: Path) -
 
 
 def test_clients_groups_and_tensors_may_have_any_name(tmp_path: Path) -> None:
-    own = {"a/b": Record({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": Record()}
+    own = {"a/b": ClientRecord({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": ClientRecord()}
     before = History(4, {"g/1": {"w": torch.ones(2)}}, own, {"plan": "{}"}, ("z",))
     save(RunFolder(tmp_path), {"x/y": before})
     assert same(RunFolder(tmp_path).load_histories(JOB)["x/y"], before)

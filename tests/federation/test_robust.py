@@ -15,7 +15,7 @@ from hostile import Attacker, HostileNodes, attacked
 from unfed.engines import Batched, Block, Sequential
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
-from unfed.federation.aggregate import Check, average
+from unfed.federation.aggregate import CheckedUpdate, average
 from unfed.federation.robust import Lengths, Robust
 from unfed.federation.state import State, usable
 from unfed.measures.trajectory import job_of
@@ -108,7 +108,7 @@ def test_a_finite_update_near_the_largest_number_does_not_overflow_the_average()
 
 def test_an_update_whose_sizes_overflow_is_refused_by_name() -> None:
     like = {"w": torch.zeros(2)}
-    good, refused = Check(large("b", 3e38, 1), like, 1).result()
+    good, refused = CheckedUpdate(large("b", 3e38, 1), like, 1).result()
     assert good.clients == () and refused[0].client == "b" and "is too large" in refused[0].reason
 
 
@@ -332,5 +332,5 @@ def test_a_centralised_model_is_not_bounded(toy: Any) -> None:
     """Where one place holds all data, that place decides."""
     block = large("b", 1e6, 1)
     lengths = Lengths(0.0, [])
-    lengths.add(Check(block, {"w": torch.zeros(2)}, 1))
+    lengths.add(CheckedUpdate(block, {"w": torch.zeros(2)}, 1))
     assert lengths.known and lengths.limit == float("inf") and lengths.usual() == []

@@ -37,7 +37,7 @@ from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
 from unfed.runs.progress import QuietWatch
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust.findings import findings
 from unfed.values import is_measured
@@ -256,7 +256,7 @@ def harmless(attacker: Attacker, *purged: Request) -> None:
         purge(Run.open(where), request.id)
     assert attacker.by_loss() == {} and attacker.by_share() == {} and attacker.by_validation() == {}
     attacker.run.forget(Request("after", classes=(7,)), "ft", until=1, watch=attacker)
-    record = Record(RunFolder(where))
+    record = RunRecord(RunFolder(where))
     for entry in (e for e in record.folder.book().entries if e.state == "fulfilled"):
         (where / f"bundle-{entry.request.id}.json").write_text(json.dumps(findings(record, entry)))
     write_report(Run.open(where))

@@ -18,15 +18,15 @@ from unfed.measures.undo import (
     UNTRIED,
     Budget,
     Effort,
+    FitTask,
     Found,
     Going,
     Grid,
     Knowledge,
-    Models,
+    ProbedModels,
     Problem,
     Scene,
     Shared,
-    Task,
     View,
     undo,
 )
@@ -156,7 +156,7 @@ def test_a_stack_of_fits_equals_the_fits_one_by_one(module: type[nn.Module], rul
     here, template = scene(), Template(module().double(), (4,))
     pool, starts = here.retain.tensors(), [fresh(k, module) for k in range(3)]
     names = ("first.weight", "second.weight")
-    tasks = [Task(p, {n: p[n] for n in names}, torch.arange(20 - k)) for k, p in enumerate(starts)]
+    tasks = [FitTask(p, {n: p[n] for n in names}, torch.arange(20 - k)) for k, p in enumerate(starts)]
     budget = Budget(stops=(3, 7), optimiser=rule, batch=8)
     slow = list(one_by_one(Problem(template), tasks, pool, budget))
     fast = list(stacked(Problem(template), tasks, pool, budget))
@@ -169,7 +169,7 @@ def test_a_stack_of_fits_equals_the_fits_one_by_one(module: type[nn.Module], rul
 
 def test_fits_of_fewer_rows_than_a_batch_holds_are_made_though_no_two_have_the_same_number() -> None:
     here, theta = scene(), fresh(1)
-    tasks = [Task(theta, {"first.weight": theta["first.weight"]}, torch.arange(k)) for k in (20, 19)]
+    tasks = [FitTask(theta, {"first.weight": theta["first.weight"]}, torch.arange(k)) for k in (20, 19)]
     pool, budget = here.retain.tensors(), Budget(stops=(2,), batch=64)
     ((_, found),) = fit(Problem(here.template, stack=True), tasks, pool, budget)
     ((_, wanted),) = one_by_one(Problem(here.template), tasks, pool, budget)
@@ -180,7 +180,7 @@ def test_fits_of_fewer_rows_than_a_batch_holds_are_made_though_no_two_have_the_s
 def test_stacked_mixing_equals_mixing_one_by_one() -> None:
     here, theta, names = scene(), fresh(1), ("first.weight", "second.weight")
     for side in ("output", "input"):
-        tasks = [Task(theta, free, torch.arange(20)) for free in beginnings(theta, names, side, 3, seed=1)]
+        tasks = [FitTask(theta, free, torch.arange(20)) for free in beginnings(theta, names, side, 3, seed=1)]
         problem, budget = unmixing(here.template, names, side), Budget(stops=(4,), batch=8)
         ((_, slow),) = one_by_one(problem, tasks, here.retain.tensors(), budget)
         ((_, fast),) = stacked(problem, tasks, here.retain.tensors(), budget)
@@ -191,7 +191,7 @@ def test_stacked_mixing_equals_mixing_one_by_one() -> None:
 
 def test_only_the_free_tensors_move() -> None:
     here, theta = scene(), fresh(1)
-    task = Task(theta, {"second.weight": theta["second.weight"]}, torch.arange(20))
+    task = FitTask(theta, {"second.weight": theta["second.weight"]}, torch.arange(20))
     ((_, (after,)),) = one_by_one(Problem(here.template), [task], here.retain.tensors(), Budget(stops=(5,)))
     assert [n for n in theta if not torch.equal(theta[n], after[n])] == ["second.weight"]
 
@@ -204,7 +204,7 @@ def test_one_step_of_a_fit_by_hand() -> None:
     module.load_state_dict(theta)
     nn.functional.cross_entropy(module(x), y).backward()
     rule = Optimiser(lr=0.5, momentum=0.0, decay=0.0)
-    task = Task(theta, {"first.weight": theta["first.weight"]}, torch.arange(20))
+    task = FitTask(theta, {"first.weight": theta["first.weight"]}, torch.arange(20))
     ((_, (after,)),) = one_by_one(Problem(here.template), [task], (x, y), Budget((1,), rule, batch=20))
     grad = module.first.weight.grad
     assert grad is not None
@@ -234,7 +234,7 @@ def test_the_mixing_attack_finds_a_mixing_that_hides_the_labels() -> None:
     """A layer whose outputs were swapped: from the identity on, the fit brings the accuracy back."""
     here = scene(90)
     theta = fresh(1)
-    tasks = [Task(theta, {n: theta[n] for n in here.template.trainable}, torch.arange(30))]
+    tasks = [FitTask(theta, {n: theta[n] for n in here.template.trainable}, torch.arange(30))]
     ((_, (good,)),) = one_by_one(Problem(here.template), tasks, here.retain.tensors(), Budget(stops=(300,), batch=30))
     q = beginnings(good, ("first.weight",), "output", 2, seed=5)[1]["first.weight"]
     hidden = good | {"first.weight": mixed(good["first.weight"], q, "output")}
@@ -243,7 +243,7 @@ def test_the_mixing_attack_finds_a_mixing_that_hides_the_labels() -> None:
         beginnings(good, ("first.weight",), "output", 4, 9),
     )
     looks = one_by_one(
-        problem, [Task(hidden, b, torch.arange(30)) for b in begun], here.retain.tensors(), Budget((300,))
+        problem, [FitTask(hidden, b, torch.arange(30)) for b in begun], here.retain.tensors(), Budget((300,))
     )
     best = max(float(here.numbers(model)["retain"]) for _, models in looks for model in models)
     assert float(here.numbers(hidden)["retain"]) < 70 < 90 <= best
@@ -305,7 +305,7 @@ def test_every_fit_is_made_at_every_rate() -> None:
 
 def test_a_rate_that_is_too_large_is_made_up_for_by_a_smaller_one() -> None:
     here = scene(90)
-    task = Task(fresh(1), {n: fresh(1)[n] for n in here.template.trainable}, torch.arange(30))
+    task = FitTask(fresh(1), {n: fresh(1)[n] for n in here.template.trainable}, torch.arange(30))
     ((_, (good,)),) = one_by_one(Problem(here.template), [task], here.retain.tensors(), Budget((300,), batch=30))
     torn = replace(SHORT, rows=(30,), budget=Budget(stops=(60,)), rates=(30.0,))
     assert realign_of(here, good, NEGATED, torn)["usable"] == 0
@@ -404,7 +404,7 @@ EFFORT = Effort(rounds=2, batch=16, grid=SHORT)
 
 
 def test_every_measurement_stands_beside_retrain_and_the_model_before() -> None:
-    found = undo(scene(), Models(fresh(1), fresh(2), fresh(3)), NEGATED, EFFORT)
+    found = undo(scene(), ProbedModels(fresh(1), fresh(2), fresh(3)), NEGATED, EFFORT)
     assert list(found) == ["unlearned", "retrain", "before"]
     for who in found.values():
         assert list(who) == ["published", *MEASUREMENTS]
@@ -415,14 +415,14 @@ def test_every_measurement_stands_beside_retrain_and_the_model_before() -> None:
 
 
 def test_a_missing_retrain_says_so_in_every_place() -> None:
-    found = undo(scene(), Models(fresh(1), fresh(2), "this run has no Retrain"), NEGATED, EFFORT)
+    found = undo(scene(), ProbedModels(fresh(1), fresh(2), "this run has no Retrain"), NEGATED, EFFORT)
     assert {m["reason"] for m in found["retrain"].values()} == {"not measured: this run has no Retrain"}
     assert found["unlearned"]["path"]["retrain"]["reason"] == "not measured: this run has no Retrain"
     assert is_measured(found["unlearned"]["relearn"]["area"])
 
 
 def test_without_the_model_before_the_rest_is_still_measured() -> None:
-    found = undo(scene(), Models(fresh(1), "it was purged", fresh(3)), NEGATED, EFFORT)
+    found = undo(scene(), ProbedModels(fresh(1), "it was purged", fresh(3)), NEGATED, EFFORT)
     assert found["unlearned"]["difference"]["reason"] == "not measured: it was purged"
     assert found["unlearned"]["relearn"]["rounds_until_back"] == ["not measured: it was purged"] * 5
     assert is_measured(found["unlearned"]["flip"]["forget"]) and is_measured(found["unlearned"]["relearn"]["area"])
@@ -431,7 +431,7 @@ def test_without_the_model_before_the_rest_is_still_measured() -> None:
 def test_what_methods_share_is_measured_once() -> None:
     shared, before, retrain = Shared(), fresh(2), fresh(3)
     for title in ("NoT", "NoT again"):
-        models = Models(fresh(1), before, retrain)
+        models = ProbedModels(fresh(1), before, retrain)
         found = undo(scene(), models, replace(NEGATED, title=title), EFFORT, shared)
     again = undo(scene(), models, NEGATED, EFFORT, shared)
     assert found["retrain"]["realign"] is again["retrain"]["realign"]
@@ -442,7 +442,7 @@ def test_what_methods_share_is_measured_once() -> None:
 
 
 def test_a_measuring_that_was_stopped_goes_on_with_the_piece_it_was_at() -> None:
-    models = Models(fresh(1), fresh(2), fresh(3))
+    models = ProbedModels(fresh(1), fresh(2), fresh(3))
     kept: list[Found] = []
     said: list[tuple[str, str, int, int]] = []
 

@@ -25,7 +25,7 @@ from unfed.data import ClientData, Request, TensorSource
 from unfed.engines import Sequential
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Record
+from unfed.federation.history import ClientRecord, History
 from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.server import Members
 from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
@@ -130,7 +130,7 @@ def test_norms_are_exactly_as_good_as_the_full_history(
 def test_federaser_never_reads_what_the_leaver_left(world: World, trained: Trained) -> None:
     history = trained[1]["federaser"]
     spoilt = {n: t * math.nan for n, t in history.own["0"].tensors.items()}
-    other = replace(history, own={**history.own, "0": Record(spoilt, history.own["0"].numbers)})
+    other = replace(history, own={**history.own, "0": ClientRecord(spoilt, history.own["0"].numbers)})
     a, b = (unlearn(FedEraser(), serve(world, history=h)) for h in (history, other))
     assert equal(a.params, b.params)
 
@@ -341,7 +341,7 @@ def test_distillation_reads_no_label_sends_nothing_and_costs_four_forward_passes
 def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world: World, trained: Trained) -> None:
     theta, histories = trained
     huge = {n: t * math.inf for n, t in histories["fukd"].own["0"].tensors.items()}
-    spoilt = replace(histories["fukd"], own={**histories["fukd"].own, "0": Record(huge, {"rounds": 3})})
+    spoilt = replace(histories["fukd"], own={**histories["fukd"].own, "0": ClientRecord(huge, {"rounds": 3})})
     with pytest.raises(UnfedError, match="not finite"):
         FUKD().begin(serve(world, params=theta, history=spoilt))
 

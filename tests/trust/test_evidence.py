@@ -22,7 +22,7 @@ from conftest import SMALL
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust import bundle, merkle, signing, verifier
 from unfed.trust.findings import findings, interval, served
@@ -215,7 +215,7 @@ def test_no_tensor_no_sample_id_no_difference_no_path_leaves_the_folder(run: Run
 
 def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder.path, tmp_path / "run")
-    record = Record(Run.open(tmp_path / "run").folder)
+    record = RunRecord(Run.open(tmp_path / "run").folder)
     entry = served(record, "leaves")
     assert findings(record, entry)["undo"].startswith("not measured: nobody tried to undo it")
     purged = findings(record, entry.buried("2026-11-16T12:00:00Z"))["undo"]
@@ -232,7 +232,7 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     (tmp_path / "run/undo/0/leaves/not.json").write_text(
         json.dumps({**told, "models": {"unlearned": after}, "measured": measured})
     )
-    undone = findings(Record(Run.open(tmp_path / "run").folder), entry)["undo"]
+    undone = findings(RunRecord(Run.open(tmp_path / "run").folder), entry)["undo"]
     assert undone["unlearned"]["flip"] == {"forget": 1.0}
     assert "difference" not in json.dumps(undone) and "path" not in json.dumps(undone)
 
@@ -279,7 +279,7 @@ def test_a_model_whose_types_or_shapes_were_changed_is_found_although_its_bytes_
 
 def test_evidence_from_before_it_named_types_and_shapes_says_that_it_does_not(run: Run) -> None:
     entry = next(one for one in run.folder.book().entries if one.request.id == "leaves")
-    told = findings(Record(run.folder), entry)
+    told = findings(RunRecord(run.folder), entry)
     told["models"].pop("form")
     model = run.folder.path / "models/0/leaves/not.safetensors"
     last = verify(bundle.sign(told, KEY), model=model).proven[-1]
@@ -288,7 +288,7 @@ def test_evidence_from_before_it_named_types_and_shapes_says_that_it_does_not(ru
 
 def test_no_evidence_is_signed_for_a_model_file_that_is_not_the_one_that_came_out(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder.path, tmp_path / "run")
-    record = Record(Run.open(tmp_path / "run").folder)
+    record = RunRecord(Run.open(tmp_path / "run").folder)
     entry = next(one for one in record.folder.book().entries if one.request.id == "leaves")
     models = tmp_path / "run/models/0"
     for bad in ((models / "train.safetensors").read_bytes(), b"nothing"):

@@ -16,7 +16,7 @@ import pytest
 
 from test_trust_run import TINY
 from unfed.config.config import Config
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust import bundle, intake, logbook, merkle, request, signing, verifier
 from unfed.trust.findings import findings, served
@@ -45,7 +45,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     intake.receive(run, request.sign(asked, CLIENT).to_bytes(), None, Handling(until="2"))
     with logbook.logged(run) as watch:
         run.execute(watch)
-    record = Record(run.folder)
+    record = RunRecord(run.folder)
     entry = served(record, "r-1")
     signed = bundle.sign(findings(record, entry), OPERATOR, bundle.from_log(record, entry))
     found: dict[str, Any] = json.loads(signed.payload)

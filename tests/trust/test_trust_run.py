@@ -28,7 +28,7 @@ from unfed.requests.options import RequestOptions
 from unfed.runs import trust_log
 from unfed.runs.description import request_id
 from unfed.runs.progress import QuietWatch
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust import bundle, intake, logbook, participation, request, signing
 from unfed.trust.checking import faults_of
@@ -282,7 +282,7 @@ def test_a_client_whose_request_was_refused_may_hand_it_in_again(home: Path, fre
     with pytest.raises(NotBelieved, match="used for another" if fresh else "served once"):
         hand_in(home, asked)
     serve(home)
-    record, trust = Record(RunFolder(run)), TrustFolder(run)
+    record, trust = RunRecord(RunFolder(run)), TrustFolder(run)
     entry = served(record, "r")
     whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
     shown = verdict(whole.to_bytes(), [trust.operator.pem])
@@ -316,7 +316,7 @@ def test_a_fresh_signed_request_takes_the_place_of_one_that_was_refused(
     with pytest.raises(UnfedError, match="was replaced by request again; ask anew"):
         hand_in(home, signed(home, name="r"))
     serve(home)
-    record, trust = Record(RunFolder(run)), TrustFolder(run)
+    record, trust = RunRecord(RunFolder(run)), TrustFolder(run)
     entry = served(record, "fresh")
     whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
     shown = verdict(whole.to_bytes(), [trust.operator.pem])
@@ -796,7 +796,7 @@ def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_
     for who, agent in (("zero", "0"), ("one", "1")):
         intake.receive(run, signed(home, who, agent=agent, name=f"r{agent}").to_bytes(), None, together)
     serve(home)
-    trust, record = TrustFolder(home / "run"), Record(RunFolder(home / "run"))
+    trust, record = TrustFolder(home / "run"), RunRecord(RunFolder(home / "run"))
     leaves = trust.log.leaves
     rounds = [leaf for leaf in leaves if leaf["type"] == "round" and leaf["request"] is not None]
     assert [(leaf["request"], leaf["round"]) for leaf in rounds] == [("together-1", n) for n in (0, 1, 2)]

@@ -105,7 +105,7 @@ def unlearn(
         method = NoT.name
         if str(options.get("perturbation", NoT.perturbation)) in (*INVERSES, *REDRAWN):
             warn_of_way_back(BY_DEFAULT, 'method="sealed" or "retrain"')
-    given = _given(model, Handed(retain, forget, data, test), factory)
+    given = _given(model, HandedIn(retain, forget, data, test), factory)
     model = given.model
     again = (
         None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
@@ -128,7 +128,7 @@ def unlearn(
             UnfedWarning,
             stacklevel=3,  # the decorator stands between
         )
-    task = Task(wanted, given, world, requests, built, _reference(retrain, world))
+    task = CallTask(wanted, given, world, requests, built, _reference(retrain, world))
     if checkpoint is not None:
         return _work(Path(checkpoint), task, _watch(progress))
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def unlearn(
 
 
 @dataclass(frozen=True, eq=False)
-class Handed:
+class HandedIn:
     """The sets of a call, as they were handed over."""
 
     retain: Data | None
@@ -148,7 +148,7 @@ class Handed:
     test: Data | None
 
 
-def _given(model: nn.Module, handed: Handed, factory: Factory | None) -> Given:
+def _given(model: nn.Module, handed: HandedIn, factory: Factory | None) -> Given:
     if not isinstance(model, nn.Module):
         raise UnfedError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
     if (handed.retain is None) == (handed.data is None):
@@ -296,7 +296,7 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class CallTask:
     """A call that was found right."""
 
     wanted: Wanted
@@ -314,7 +314,7 @@ class Task:
         return self.world.initial
 
 
-def _work(path: Path, task: Task, watch: Watch) -> Result:
+def _work(path: Path, task: CallTask, watch: Watch) -> Result:
     folder, label, seed = RunFolder(path), task.wanted.method, task.world.seed
     _open(folder, task)
     run, left = Run(folder), task.params
@@ -356,7 +356,7 @@ def _reference(retrain: bool | int | nn.Module, world: World) -> Params | None:
     return cast({name: found[name] for name in world.template.like}, world.dtype, world.device)
 
 
-def _open(folder: RunFolder, task: Task) -> None:
+def _open(folder: RunFolder, task: CallTask) -> None:
     """A new folder, or one that this very call began."""
     mark, call = fingerprint(task.given, task.params), task.wanted.to_json()
     if (folder.path / "run.json").exists():

@@ -341,7 +341,7 @@ def bundle(
     """
     from unfed.folder.carriers import hand_out
     from unfed.folder.folder import RunFolder
-    from unfed.runs.record import Record
+    from unfed.runs.record import RunRecord
     from unfed.runs.trust_log import keeps_log
     from unfed.trust import bundle as bundles
     from unfed.trust import signing
@@ -349,7 +349,7 @@ def bundle(
     from unfed.trust.folder import TrustFolder
 
     _refuse_one_place(out, page)
-    record = Record(RunFolder(run))
+    record = RunRecord(RunFolder(run))
     entry = served(record, request)
     trust = TrustFolder(run) if keeps_log(run) else None
     if key is None and trust is None:

@@ -19,7 +19,7 @@ from unfed.errors import UnfedError
 if TYPE_CHECKING:
     from unfed.config.config import Config
     from unfed.runs.progress import Watch
-    from unfed.runs.record import Record
+    from unfed.runs.record import RunRecord
 
 WHAT, HOW, WHEN, OUTPUT = "What leaves", "How", "When it is done", "Output"
 """The groups in which `--help` shows the options of most commands."""
@@ -154,7 +154,7 @@ def moment_of(budget: str | None) -> float | None:
 
 
 @contextmanager
-def resumable(run: "Record | None" = None) -> Iterator[None]:
+def resumable(run: "RunRecord | None" = None) -> Iterator[None]:
     """When it is interrupted in this block, a command says how to go on, and ends with 130.
 
     A run goes on by `unfed resume`, other work by the same command.

@@ -17,10 +17,10 @@ from unfed.cli.options import HOW, WHAT, WHEN, AllowCode, Json, Quiet, RunArgume
 from unfed.errors import Refused, UnfedError
 
 if TYPE_CHECKING:
-    from unfed.folder.purge import Outcome
+    from unfed.folder.purge import PurgeOutcome
     from unfed.requests.book import Tombstone
     from unfed.requests.options import RequestOptions
-    from unfed.runs.record import Record
+    from unfed.runs.record import RunRecord
     from unfed.runs.run import Run
 
 
@@ -337,7 +337,7 @@ def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _tell_purged(run: "Record", request: str, found: "Outcome", dry_run: bool) -> None:
+def _tell_purged(run: "RunRecord", request: str, found: "PurgeOutcome", dry_run: bool) -> None:
     from unfed.folder.carriers import HANDED_OUT
     from unfed.requests.book import TOMBSTONES
     from unfed.runs.trust_log import keeps_log
@@ -389,9 +389,9 @@ def lineage(
     """
     from unfed.folder.folder import RunFolder
     from unfed.runs.lineage import affected as carrying
-    from unfed.runs.record import Record
+    from unfed.runs.record import RunRecord
 
-    found = carrying(Record(RunFolder(run)), affected)
+    found = carrying(RunRecord(RunFolder(run)), affected)
     if as_json:
         echo_json({"client": affected, "carriers": [asdict(one) for one in found]})
         return

@@ -86,7 +86,7 @@ def length_of(params: Params) -> Tensor:
     return length
 
 
-class Check:
+class CheckedUpdate:
     """Which updates of a block may be averaged, in two halves.
 
     The device is asked at once, the answer is read later, so that the device can go on with the next client in between.

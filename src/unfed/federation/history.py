@@ -59,7 +59,7 @@ class FinishedRound:
 
 
 @dataclass(frozen=True)
-class Record:
+class ClientRecord:
     """What belongs to one client."""
 
     tensors: Params = field(default_factory=dict)
@@ -74,7 +74,7 @@ class History:
     """How many rounds were recorded."""
     shared: Mapping[str, Params] = field(default_factory=dict)
     """Models that belong to nobody in particular."""
-    own: Mapping[str, Record] = field(default_factory=dict)
+    own: Mapping[str, ClientRecord] = field(default_factory=dict)
     """What belongs to a client, by its name."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     purged: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class History:
             return {name: t.to(device) for name, t in tensors.items()}
 
         shared = {group: moved(tensors) for group, tensors in self.shared.items()}
-        own = {client: Record(moved(record.tensors), record.numbers) for client, record in self.own.items()}
+        own = {client: ClientRecord(moved(record.tensors), record.numbers) for client, record in self.own.items()}
         return replace(self, shared=shared, own=own)
 
     def pack(self) -> tuple[Params, dict[str, Any]]:

@@ -33,7 +33,7 @@ from torch import Tensor
 from unfed.client.plan import Plan
 from unfed.engines.base import Block, Refusal
 from unfed.errors import Refused
-from unfed.federation.aggregate import Check, average
+from unfed.federation.aggregate import CheckedUpdate, average
 from unfed.model.params import Params
 
 Rule = Literal["mean", "norm", "median", "trimmed"]
@@ -121,7 +121,7 @@ class Lengths:
             usual = statistics.median(self.before)
         return max(self.size, self.times * usual) if self.times and usual else math.inf
 
-    def add(self, checked: Check) -> None:
+    def add(self, checked: CheckedUpdate) -> None:
         """Take note of the updates of a block that can be averaged."""
         if checked.lengths:
             self.found, self.size = self.found | checked.lengths, checked.size

@@ -24,7 +24,7 @@ from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Metered, Refusal, context_of
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
-from unfed.federation.aggregate import Check, length_of
+from unfed.federation.aggregate import CheckedUpdate, length_of
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.robust import Lengths, Usual, kind_of
@@ -363,7 +363,7 @@ class JobServer:
         return bool(rng.chance(rng.words(key, torch.zeros((), dtype=torch.int64)), self.settings.drop_out))
 
 
-def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[Check | Refusal]:
+def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[CheckedUpdate | Refusal]:
     """What comes back, under examination.
 
     An answer that a device is still working on is handed on when the next client is at work there, so that the device
@@ -371,10 +371,10 @@ def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> It
     """
     waiting, size = None, length_of(like)
     for answer in answers:
-        found = answer if isinstance(answer, Refusal) else Check(answer, like, round, size)
+        found = answer if isinstance(answer, Refusal) else CheckedUpdate(answer, like, round, size)
         if waiting is not None:
             yield waiting
-        waiting = found if isinstance(found, Check) and found.event is not None else None
+        waiting = found if isinstance(found, CheckedUpdate) and found.event is not None else None
         if waiting is None:
             yield found
     if waiting is not None:

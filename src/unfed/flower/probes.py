@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
 from unfed.flower.negating import in_order
-from unfed.measures.undo import Effort, Knowledge, Models, Scene, View, undo
+from unfed.measures.undo import Effort, Knowledge, ProbedModels, Scene, View, undo
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
@@ -79,7 +79,7 @@ class Probes:
 
     def found(self, before: Params, after: Params) -> dict[str, Any]:
         """What every attack brought back, as JSON has it."""
-        models = Models(in_order(self._module, after), in_order(self._module, before), NO_RETRAIN)
+        models = ProbedModels(in_order(self._module, after), in_order(self._module, before), NO_RETRAIN)
         measured = undo(self._scene(), models, self._knowledge, self._effort)
         return {"measured": as_json(measured), "effort": as_json(asdict(self._effort))}
 

@@ -54,7 +54,7 @@ What = Literal["export", "report", "comparison", "index", "evidence"]
 
 
 @dataclass(frozen=True)
-class Handed:
+class HandedFile:
     """A file that was written from what is in a run folder."""
 
     what: str
@@ -86,7 +86,7 @@ def hand_out(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | 
 def enter(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
     """Enter a file that is about to be written; where nothing can be written down, that is said."""
     about: dict[str, Any] = {} if job is None else {"seed": job.seed, "request": job.request, "method": job.label}
-    one = Handed(what, _name_inside(folder.path, path), hashlib.sha256(data).hexdigest(), now(), **about)
+    one = HandedFile(what, _name_inside(folder.path, path), hashlib.sha256(data).hexdigest(), now(), **about)
     try:
         with presence.held(folder.path, "requests", wait=-1):
             storage.sweep(folder.path.glob(f".{HANDED_OUT}.*.tmp"))
@@ -103,13 +103,13 @@ def _name_inside(folder: Path, path: Path) -> str:
     return full.relative_to(own).as_posix() if full.is_relative_to(own) else str(full)
 
 
-def _same_handed(known: Handed, new: Handed) -> bool:
+def _same_handed(known: HandedFile, new: HandedFile) -> bool:
     """Whether an entry stands for another: of an export, only the same content does."""
     same = (known.what, known.file) == (new.what, new.file)
     return same and (new.what != "export" or known.sha256 == new.sha256)
 
 
-def handed(folder: RunFolder) -> list[Handed]:
+def handed(folder: RunFolder) -> list[HandedFile]:
     """What left a run folder, in the order in which it was last written."""
     path = folder.path / HANDED_OUT
     if not path.exists():
@@ -118,9 +118,9 @@ def handed(folder: RunFolder) -> list[Handed]:
     return [_read_handed(text, f"Line {n} of {path}") for n, text in enumerate(lines, 1)]
 
 
-def _read_handed(text: bytes, where: str) -> Handed:
+def _read_handed(text: bytes, where: str) -> HandedFile:
     try:
-        return read(Handed, parsed(text), where)
+        return read(HandedFile, parsed(text), where)
     except ValueError as error:
         raise UnfedError(f"{where} is damaged; restore the file.") from error
 

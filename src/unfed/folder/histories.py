@@ -26,7 +26,7 @@ from torch import Tensor
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Record
+from unfed.federation.history import ClientRecord, History
 from unfed.model.params import Params, tensor_bytes
 from unfed.requests.saved_state import LogNote, SavedState
 
@@ -38,9 +38,9 @@ _SLACK = 1 << 20
 _SIZE = 8
 
 
-def _records(histories: Mapping[str, History]) -> Iterator[tuple[Key, Record]]:
+def _records(histories: Mapping[str, History]) -> Iterator[tuple[Key, ClientRecord]]:
     for label, history in histories.items():
-        yield from (((label, "shared", name), Record(tensors)) for name, tensors in history.shared.items())
+        yield from (((label, "shared", name), ClientRecord(tensors)) for name, tensors in history.shared.items())
         yield from (((label, "own", name), record) for name, record in history.own.items())
 
 
@@ -97,7 +97,7 @@ class HistoryLog:
         """Every log that lies beside the state, those that it does not count any more included."""
         return sorted(self._state.parent.glob(f"{glob.escape(self._state.stem)}.{HISTORY}-*"))
 
-    def _begin_anew(self, records: list[tuple[Key, Record]]) -> None:
+    def _begin_anew(self, records: list[tuple[Key, ClientRecord]]) -> None:
         taken = [int(p.name.rpartition("-")[2]) for p in self.files()]
         name = f"{self._state.stem}.{HISTORY}-{1 + max(taken, default=0)}"
         part = _packed(records, {})
@@ -105,7 +105,7 @@ class HistoryLog:
         self._hash = hashlib.sha256(part)
         self._said = LogNote(file=name, length=len(part), sha256=self._hash.hexdigest())
 
-    def _append(self, records: list[tuple[Key, Record]]) -> None:
+    def _append(self, records: list[tuple[Key, ClientRecord]]) -> None:
         if not records or self._said is None:
             return
         part = _packed(records, self._known)
@@ -114,7 +114,7 @@ class HistoryLog:
         length = self._said.length + len(part)
         self._said = LogNote(file=self._said.file, length=length, sha256=self._hash.hexdigest())
 
-    def _changed(self, key: Key, record: Record) -> bool:
+    def _changed(self, key: Key, record: ClientRecord) -> bool:
         if key not in self._known:
             return True
         numbers, tensors = self._known[key]
@@ -170,11 +170,11 @@ class HistoryLog:
             self._read(saved.log)
 
 
-def _seen(record: Record) -> tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]:
+def _seen(record: ClientRecord) -> tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]:
     return dict(record.numbers), {name: weakref.ref(tensor) for name, tensor in record.tensors.items()}
 
 
-def _new(record: Record, known: Mapping[str, weakref.ref[Tensor]]) -> Params:
+def _new(record: ClientRecord, known: Mapping[str, weakref.ref[Tensor]]) -> Params:
     """The tensors that are not those that were saved.
 
     Methods make new ones and never change one in place.
@@ -183,7 +183,7 @@ def _new(record: Record, known: Mapping[str, weakref.ref[Tensor]]) -> Params:
 
 
 def _packed(
-    records: list[tuple[Key, Record]],
+    records: list[tuple[Key, ClientRecord]],
     known: Mapping[Key, tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]],
 ) -> bytes:
     """One part of a history file: its length, then a safetensors file of what is new.
@@ -200,9 +200,9 @@ def _packed(
     return len(part).to_bytes(_SIZE, "little") + part
 
 
-def _replayed(data: bytes, path: Path) -> dict[Key, Record]:
+def _replayed(data: bytes, path: Path) -> dict[Key, ClientRecord]:
     """Every record as it stands after the last part."""
-    found: dict[Key, Record] = {}
+    found: dict[Key, ClientRecord] = {}
     start = 0
     try:
         while start < len(data):
@@ -212,10 +212,10 @@ def _replayed(data: bytes, path: Path) -> dict[Key, Record]:
             header = int.from_bytes(part[:8], "little")
             listed = json.loads(json.loads(part[8 : 8 + header])["__metadata__"]["records"])
             for place, (label, kind, name, numbers, names) in enumerate(listed):
-                before = found.get((label, kind, name), Record())
+                before = found.get((label, kind, name), ClientRecord())
                 new = {n: tensors[f"{place}/{n}"] for n in names if f"{place}/{n}" in tensors}
                 own = {n: new[n] if n in new else before.tensors[n] for n in names}
-                found[label, kind, name] = Record(own, numbers)
+                found[label, kind, name] = ClientRecord(own, numbers)
             start += _SIZE + size
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise UnfedError(f"The history {path} cannot be read ({error}); restore it from a copy.") from error

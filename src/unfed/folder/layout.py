@@ -23,7 +23,7 @@ from unfed.records import Count, JsonRecord, Percent, Plain, Whole
 Texts = tuple[str, ...]
 
 
-class Asked(JsonRecord):
+class AskedRequest(JsonRecord):
     """A request of the config."""
 
     id: str
@@ -50,7 +50,7 @@ class Description(JsonRecord):
     device: str
     engine: str
     parameters: Count
-    requests: tuple[Asked, ...]
+    requests: tuple[AskedRequest, ...]
     initial: str | None = None
     chunk: Count | None = None
     topped_up_clients: Texts = ()
@@ -123,7 +123,7 @@ class FlowerRuns(JsonRecord):
     runs: tuple[FlowerRun, ...]
 
 
-class Traffic(JsonRecord):
+class FlowerBytes(JsonRecord):
     """What a Flower run sent and received."""
 
     inbound: Count = Field(alias="inbound-bytes")
@@ -134,7 +134,7 @@ class TrafficOfRun(JsonRecord):
     """One run of `flwr ls`."""
 
     run: str | Whole = Field(alias="run-id")
-    traffic: Traffic = Field(alias="network-traffic")
+    traffic: FlowerBytes = Field(alias="network-traffic")
 
 
 class FlowerTraffic(JsonRecord):
@@ -151,7 +151,7 @@ class ProbedPart(JsonRecord):
     rows: Mapping[str, Count] = {}
 
 
-class Probed(JsonRecord):
+class ProbedModel(JsonRecord):
     """What was measured of one model, by attack."""
 
     published: ProbedPart = ProbedPart()
@@ -159,12 +159,12 @@ class Probed(JsonRecord):
     __pydantic_extra__: dict[str, Plain]
 
 
-class ProbedModels(JsonRecord):
+class ProbedThree(JsonRecord):
     """The model that came out, Retrain and the model before."""
 
-    unlearned: Probed
-    retrain: Probed
-    before: Probed
+    unlearned: ProbedModel
+    retrain: ProbedModel
+    before: ProbedModel
 
 
 class Undoing(JsonRecord):
@@ -175,7 +175,7 @@ class Undoing(JsonRecord):
     method: str
     title: str
     models: Plain
-    measured: ProbedModels
+    measured: ProbedThree
     perturbed: Plain | None = None
     effort: Plain | None = None
     over: Texts = ()

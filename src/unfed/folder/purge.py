@@ -70,7 +70,7 @@ class Purged(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PurgeOutcome:
     """What a purge took away, or would."""
 
     entry: Entry
@@ -80,7 +80,7 @@ class Outcome:
     """What had been purged for the same request already."""
 
 
-def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> Outcome:
+def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> PurgeOutcome:
     """Take away what still carries a fulfilled request; purging twice is purging once.
 
     `agreed` are the tombstones that were shown before somebody said yes: nothing else goes.
@@ -113,7 +113,7 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
                 folder.put_request(entry.buried(now()))
         if not dry_run:
             finish(folder)
-    return Outcome(entry, graves, tuple(before))
+    return PurgeOutcome(entry, graves, tuple(before))
 
 
 def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:

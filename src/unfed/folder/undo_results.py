@@ -151,7 +151,7 @@ class Advised(JsonRecord):
     doubts: tuple[str, ...]
 
 
-class Advice(Study):
+class AdviceFile(Study):
     """What `unfed suggest RUN` found."""
 
     seed: Count
@@ -200,7 +200,7 @@ def read_study(folder: RunFolder, path: Path) -> dict[str, Any] | None:
     raw = storage.read_json(path, "study")
     if records.read(Edition, raw, str(path), ASK_AGAIN).number != STUDY_SCHEMA:
         return None
-    kind = Advice if path.relative_to(folder.path).parts[0] == ADVICE else Study
+    kind = AdviceFile if path.relative_to(folder.path).parts[0] == ADVICE else Study
     found = records.read(kind, raw, str(path), ASK_AGAIN)
     return dict(raw) if all(model_digest(folder, job) == was for job, was in _models(found)) else None
 

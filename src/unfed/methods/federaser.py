@@ -30,7 +30,7 @@ from unfed.client.plan import Plan
 from unfed.data import Request
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
-from unfed.federation.history import FinishedRound, History, Record
+from unfed.federation.history import ClientRecord, FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -155,16 +155,16 @@ class FedEraser(Method):
             numbers["rates"] = {**numbers["rates"], str(at): past.plan.phases[0].optimiser.lr}
             if at == 1:
                 for client, samples, params in past.models():
-                    own[client] = Record({f"1/{n}": t.cpu() for n, t in params.items()}, {"samples": samples})
+                    own[client] = ClientRecord({f"1/{n}": t.cpu() for n, t in params.items()}, {"samples": samples})
             else:
                 for client, tensors in self._kept(own, past).items():
-                    numbered = dict(own.get(client, Record()).numbers)
-                    own[client] = Record(tensors, {**numbered, "rounds": [*numbered.get("rounds", ()), at]})
+                    numbered = dict(own.get(client, ClientRecord()).numbers)
+                    own[client] = ClientRecord(tensors, {**numbered, "rounds": [*numbered.get("rounds", ()), at]})
         return replace(history, rounds=history.rounds + 1, shared=shared, own=own, numbers=numbers)
 
-    def _kept(self, own: Mapping[str, Record], past: FinishedRound) -> dict[str, Params]:
+    def _kept(self, own: Mapping[str, ClientRecord], past: FinishedRound) -> dict[str, Params]:
         """Client → its tensors, those of this round among them."""
-        before = {client: own.get(client, Record()).tensors for client, _, _ in past.models()}
+        before = {client: own.get(client, ClientRecord()).tensors for client, _, _ in past.models()}
         if self.store == "full":
             at = past.plan.round
             return {
@@ -222,7 +222,7 @@ def _on(params: Params, like: Params) -> Params:
     return {name: t.to(like[name].device) for name, t in params.items()}
 
 
-def _alone(client: str, record: Record, like: Params) -> Block:
+def _alone(client: str, record: ClientRecord, like: Params) -> Block:
     """A client's model of round 1 as the update it was."""
     params = {name: record.tensors[f"1/{name}"].to(t.device)[None] for name, t in like.items()}
     return Block((client,), params, (int(record.numbers["samples"]),), (0,), (0,))

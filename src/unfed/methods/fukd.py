@@ -19,7 +19,7 @@ import torch
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.federation.history import FinishedRound, History, Record
+from unfed.federation.history import ClientRecord, FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -101,12 +101,12 @@ class FUKD(Method):
     def record(self, history: History, past: FinishedRound) -> History:
         own = dict(history.own)
         for client, samples, params in past.models():
-            share, record = samples / past.samples, own.get(client, Record())
+            share, record = samples / past.samples, own.get(client, ClientRecord())
             sums, before = past.update(params), record.tensors
             torch._foreach_mul_(list(sums.values()), share)
             if before:  # all tensors of a client in one call
                 torch._foreach_add_(list(sums.values()), [before[name] for name in sums])
-            own[client] = Record(sums, {"rounds": int(record.numbers.get("rounds", 0)) + 1})
+            own[client] = ClientRecord(sums, {"rounds": int(record.numbers.get("rounds", 0)) + 1})
         return replace(history, rounds=history.rounds + 1, own=own)
 
     def original_bytes(self, history: History, model_bytes: int) -> int:

@@ -27,7 +27,7 @@ from unfed import rng
 from unfed.client.plan import Phase, Plan, term
 from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
-from unfed.federation.history import FinishedRound, History, Record
+from unfed.federation.history import ClientRecord, FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.robust import shortened
 from unfed.federation.state import State
@@ -158,7 +158,7 @@ class PGD(Method):
         for block in past.blocks:
             for client, samples in zip(block.clients, block.samples, strict=True):
                 short = {"factor": past.factors[client]} if client in past.factors else {}
-                own[client] = Record(numbers={"last": key, "samples": samples} | short)
+                own[client] = ClientRecord(numbers={"last": key, "samples": samples} | short)
         scope = [dict(request) for request in past.scope]
         facts = {"plan": past.plan.to_json(), "scope": scope, "samples": past.samples}
         shared, numbers = {**history.shared, key: past.params}, {**history.numbers, key: facts, "latest": key}

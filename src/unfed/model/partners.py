@@ -24,19 +24,19 @@ from unfed.model.tensor_table import adapter_of, table_of
 
 
 @dataclass(frozen=True)
-class Part:
+class PartnerPart:
     """One tensor, or rows [a, b) of one tensor."""
 
     name: str
     rows: tuple[int, int] | None = None
 
 
-def partners(module: nn.Module) -> Iterator[tuple[Part, Part]]:
+def partners(module: nn.Module) -> Iterator[tuple[PartnerPart, PartnerPart]]:
     """Every such pair of a module."""
     known = table_of(module).aliases
 
-    def part(layer: str, leaf: str, rows: tuple[int, int] | None = None) -> Part:
-        return Part(known[f"{layer}.{leaf}".lstrip(".")], rows)
+    def part(layer: str, leaf: str, rows: tuple[int, int] | None = None) -> PartnerPart:
+        return PartnerPart(known[f"{layer}.{leaf}".lstrip(".")], rows)
 
     for layer, _, norm, _ in normalised(module):
         yield part(layer, "weight"), part(norm, "weight")
@@ -45,7 +45,7 @@ def partners(module: nn.Module) -> Iterator[tuple[Part, Part]]:
     for name in known.values():
         if (found := adapter_of(name)) is not None:
             halves.setdefault(found[0], {})[found[1]] = name
-    yield from ((Part(both["A"]), Part(both["B"])) for both in halves.values() if len(both) == 2)
+    yield from ((PartnerPart(both["A"]), PartnerPart(both["B"])) for both in halves.values() if len(both) == 2)
     for name, layer in module.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
             width = layer.embed_dim
@@ -67,7 +67,7 @@ def comes_back(was: Tensor, first: Tensor, before: Tensor, after: Tensor) -> boo
 def turned_by_partners(module: nn.Module, was: Params, before: Params, after: Params) -> set[str]:
     """The negated tensors whose partners were negated last."""
 
-    def negated(params: Params, part: Part) -> bool:
+    def negated(params: Params, part: PartnerPart) -> bool:
         old, new = (t[part.name][slice(*part.rows or (None,))] for t in (was, params))
         return bool((new == -old).reshape(old.shape[0], -1).all(1).any())
 

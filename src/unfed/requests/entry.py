@@ -195,7 +195,7 @@ class Entry:
 
     @property
     def accepted(self) -> bool:
-        """Whether the request was taken (not the model): from then on its rows train no more, unless it is withdrawn."""
+        """Whether the request (not its model) was accepted: its rows train no more, unless it is withdrawn."""
         return self.state != "revoked"
 
     @property

@@ -57,7 +57,7 @@ class Base(JsonRecord):
     model: str | None = None
 
 
-class Bound(JsonRecord):
+class Vouched(JsonRecord):
     """What a saved state vouches for: its job, run.json, the trajectory, the model, the log."""
 
     job: str | None = None
@@ -83,7 +83,7 @@ class SavedState(JsonRecord):
     log: LogNote | None = None
     base: Base = Base()
     start: Annotated[int, Field(ge=1, lt=1 << 64)] = 1
-    bound: Bound = Bound()
+    bound: Vouched = Vouched()
     purged: str | None = None
     pruned: str | None = None
     app: Plain = Field(default_factory=dict)

@@ -20,7 +20,7 @@ from unfed.methods import METHODS
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
 from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Seen:
     """Where no request was filed for it: those of a comparison that leave it out."""
 
 
-def affected(run: Record, client: str) -> list[Affected]:
+def affected(run: RunRecord, client: str) -> list[Affected]:
     """Every model, state, export, report and upload that still carries a client."""
     if run.config.setting == "central":
         raise UnfedError(
@@ -71,7 +71,7 @@ def affected(run: Record, client: str) -> list[Affected]:
     return found
 
 
-def clients_of(run: Record) -> list[str]:
+def clients_of(run: RunRecord) -> list[str]:
     """Who ever took part, or was named as a leaver."""
     known = client_list(run.folder.path)
     order = known.order if known else ()
@@ -79,7 +79,7 @@ def clients_of(run: Record) -> list[str]:
     return list(dict.fromkeys([*run.description["clients"], *order, *named]))
 
 
-def _seen(run: Record, client: str, seed: int) -> _Seen:
+def _seen(run: RunRecord, client: str, seed: int) -> _Seen:
     book = run.folder.book()
     entries = book.entries
     own = [e for e in entries if e.accepted and e.seed == seed and client in e.request.clients]
@@ -96,13 +96,13 @@ def _seen(run: Record, client: str, seed: int) -> _Seen:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+def _in_folder(run: RunRecord, client: str, seen: _Seen) -> Iterator[Affected]:
     for one in seen.found:
         what = f"{one.what}: it is in force" if _is_in_force(run, seen.seed, one) else one.what
         yield Affected(one.kind, one.file, what, _do(run, client, seen.entry, one))
 
 
-def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
+def _turned_back(run: RunRecord, seen: _Seen) -> Iterator[Affected]:
     """The models in force that are without the client until a public perturbation is taken back."""
     told = {one.file for one in seen.found}
     purged = {entry.request.id for entry in run.folder.book().entries if entry.purged}
@@ -114,12 +114,12 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
 
 
-def _end(run: Record, seen: _Seen) -> str:
+def _end(run: RunRecord, seen: _Seen) -> str:
     command = ending(run, seen.entry) if seen.entry else ""
     return f"`{command}` ends it" if command else _LASTS
 
 
-def ending(run: Record, entry: Entry) -> str:
+def ending(run: RunRecord, entry: Entry) -> str:
     """The command that ends the way back to what a request took out.
 
     It is a request of its own by a method that lasts. Empty for a list of rows, and where no request can be filed here.
@@ -133,7 +133,7 @@ def ending(run: Record, entry: Entry) -> str:
     return run.command("forget", *whom, *seed, "--method", lasting_method(run), "--id", f"{asked.id}-lasts")
 
 
-def lasting_method(run: Record) -> str:
+def lasting_method(run: RunRecord) -> str:
     """The method that leaves no way back in a run, without building one.
 
     It is Retrain where a history was recorded, which would tell Sealed's draw.
@@ -145,7 +145,7 @@ def lasting_method(run: Record) -> str:
     return "retrain" if recorded else "sealed"
 
 
-def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
+def _ways_back(run: RunRecord, seen: _Seen) -> dict[Job, tuple[str, str]]:
     """The jobs whose models can be rid of what took the client out: for which request, and how."""
     book = run.folder.book()
     line = book.in_force(seen.seed)
@@ -171,13 +171,13 @@ def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
     return found
 
 
-def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
+def _is_in_force(run: RunRecord, seed: int, one: Carrier) -> bool:
     served = run.folder.book().in_force(seed)
     job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
     return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
 
 
-def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
+def _do(run: RunRecord, client: str, entry: Entry | None, one: Carrier) -> str:
     if entry is None:
         forget = f"`{run.command('forget', '--client', client)}`"
         if elsewhere(run.description):
@@ -208,7 +208,7 @@ _PAGES = {
 # --- outside ----------------------------------------------------------------------------------------------------------
 
 
-def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
+def _handed_out(run: RunRecord, seeds: Sequence[_Seen]) -> Iterator[Affected]:
     where, of = run.folder.path, {seen.seed: seen for seen in seeds}
     for one in carriers.handed(run.folder):
         path = one.path(where)
@@ -234,7 +234,7 @@ def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
         yield Affected(one.what, one.file, what, do)
 
 
-def _crossed(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+def _crossed(run: RunRecord, client: str, seen: _Seen) -> Iterator[Affected]:
     """What nodes sent and were sent while a job carried the client, as the trajectory tells it."""
     asked: dict[Path, dict[int, set[str]]] = {}
     lines: Sequence[Mapping[str, Any]] = run.folder.lines()

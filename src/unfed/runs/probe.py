@@ -32,7 +32,7 @@ from unfed.measures.undo import (
     Going,
     Grid,
     Knowledge,
-    Models,
+    ProbedModels,
     Scene,
     Shared,
     View,
@@ -197,7 +197,9 @@ def _probed(
             yield stored
             continue
         scene, shared, load = scenes.of(target)
-        three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, _retrain_of(target), load))
+        three = ProbedModels(
+            load(target.job), _or_why(run, target.previous, load), _or_why(run, _retrain_of(target), load)
+        )
         knowledge = _knowledge(run, world, target)
         kept = partial(_keep, run, target, effort, about)
 

@@ -22,7 +22,7 @@ _RUNS_CODE = ("evaluate", "forget", "probe", "resume", "suggest", "theory")
 """Commands that build what a run names, and so want leave for it."""
 
 
-class Record:
+class RunRecord:
     """What is written in a run folder: its config, its jobs, its trajectory, its requests."""
 
     def __init__(self, folder: RunFolder) -> None:

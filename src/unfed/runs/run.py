@@ -46,10 +46,10 @@ from unfed.runs.admission import gone_already, left_by
 from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
 from unfed.runs.lineage import clients_of, lasting_method
 from unfed.runs.progress import Heartbeat, Watch
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
-from unfed.runs.together import Batch, Handed, MethodTurn, hand_over
+from unfed.runs.together import HandedOver, MethodTurn, SharedRecovery, hand_over
 from unfed.runs.world import World, process_as_before
 
 
@@ -72,7 +72,7 @@ Builder = Callable[[RunFolder, Config, int], World]
 """(folder, its config, seed) -> the world of a run that goes on."""
 
 
-class Run(Record):
+class Run(RunRecord):
     """A run folder with the work that belongs to it; `build` makes its worlds, in whatever setting."""
 
     def __init__(self, folder: RunFolder, build: Builder = as_it_began) -> None:
@@ -315,7 +315,7 @@ class Run(Record):
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)
 
-    def hand_over(self, batch: Batch, entry: Entry, turn: Handed) -> None:
+    def hand_over(self, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None:
         """Give one of several requests that shared a job its model."""
         hand_over(self.folder, self.world(entry.seed), batch, entry, turn)
 

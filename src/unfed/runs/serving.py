@@ -44,7 +44,16 @@ from unfed.runs import admission, trust_log
 from unfed.runs.admission import Admission, reason_of
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.progress import Watch
-from unfed.runs.together import Batch, Handed, MethodTurn, Worker, may_share, refuse_if_alone, reserved, taken_up
+from unfed.runs.together import (
+    HandedOver,
+    MethodTurn,
+    SharedRecovery,
+    Worker,
+    may_share,
+    refuse_if_alone,
+    reserved,
+    taken_up,
+)
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
 STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "AcceleratorError", Halted))
@@ -291,7 +300,7 @@ class Queue:
                     self.errors[entry.request.id] = why
         return failed
 
-    def _take(self, entry: Entry) -> Batch | None:
+    def _take(self, entry: Entry) -> SharedRecovery | None:
         """The request, begun, with those that share its job; None if somebody else has changed it meanwhile."""
         with self._locked() as book:
             found = next(e for e in book.entries if e.number == entry.number)
@@ -306,7 +315,7 @@ class Queue:
             return batch
 
     def _work(
-        self, batch: Batch, params: Params, previous: Job, watch: Watch
+        self, batch: SharedRecovery, params: Params, previous: Job, watch: Watch
     ) -> list[tuple[Entry, Decision | NotPassed | Left]]:
         """What came out for each: a model that the gate takes or refuses, or that there was no work."""
         entry = batch.first
@@ -328,10 +337,10 @@ class Queue:
         for one in () if batch.shared is None else batch.waiting:
             own = self._scope(batch, one)
             run.score_before(one.seed, own, params, base=base)
-            run.hand_over(batch, one, Handed(params, after, own, began_with))
+            run.hand_over(batch, one, HandedOver(params, after, own, began_with))
         return [(one, self._judge(batch, one, params, after)) for one in batch.waiting]
 
-    def _scope(self, batch: Batch, entry: Entry) -> list[Request]:
+    def _scope(self, batch: SharedRecovery, entry: Entry) -> list[Request]:
         """What is out when a request is looked at, itself last."""
         return [*(e.request for e in self._before(entry)), *batch.besides(entry), entry.request]
 
@@ -340,7 +349,7 @@ class Queue:
         by_id = {e.request.id: e for e in self.book.entries}
         return [by_id[name] for name in entry.earlier]
 
-    def _judge(self, batch: Batch, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
+    def _judge(self, batch: SharedRecovery, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
         """What the gate says of the model that came out.
 
         Where it says no, and nobody accepts that, it is the refusal.
@@ -356,14 +365,14 @@ class Queue:
         except NotPassed as refusal:
             return refusal
 
-    def aside(self, batch: Batch) -> list[Request]:
+    def aside(self, batch: SharedRecovery) -> list[Request]:
         """Requests that were filed while a job is at work: from its next round on their rows stay out too."""
         seed, ids, book = batch.first.seed, batch.ids, self.book
         if not set(ids) <= {entry.request.id for entry in book.accepted(seed)}:
             raise Withdrawn
         return book.besides(seed, (*batch.first.earlier, *ids))
 
-    def _fulfil(self, batch: Batch, entry: Entry, how: Decision | Left) -> None:
+    def _fulfil(self, batch: SharedRecovery, entry: Entry, how: Decision | Left) -> None:
         with self._locked() as book:
             found = next(e for e in book.entries if e.number == entry.number)
             if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
@@ -380,7 +389,7 @@ class Queue:
         purges = {label: method.purge for label, method in self._run.config.recorded().items()}
         self._folder.purge(entry.seed, entry.request.clients, purges)
 
-    def _failed(self, batch: Batch, entry: Entry, error: Exception) -> Entry | None:
+    def _failed(self, batch: SharedRecovery, entry: Entry, error: Exception) -> Entry | None:
         """Denied, or put off where its clients did not answer; None if it was withdrawn meanwhile."""
         with self._locked() as book:
             found = next(e for e in book.entries if e.number == entry.number)

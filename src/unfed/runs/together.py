@@ -31,7 +31,7 @@ from unfed.runs.world import World
 
 
 @dataclass(frozen=True)
-class Batch:
+class SharedRecovery:
     """The requests that one job works for: one, or several that share it."""
 
     entries: tuple[Entry, ...]
@@ -112,7 +112,7 @@ def sharing(entry: Entry, entries: Sequence[Entry], world: World, out: Sequence[
     return sorted(found, key=lambda one: one.number)
 
 
-def taken_up(entry: Entry, entries: Sequence[Entry], put_off: Collection[int], world: World) -> Batch:
+def taken_up(entry: Entry, entries: Sequence[Entry], put_off: Collection[int], world: World) -> SharedRecovery:
     """A request that waits as it is begun or gone on with, and those that share its job."""
     if entry.state == "open":
         free = [one for one in entries if one.number not in put_off]
@@ -127,7 +127,7 @@ def taken_up(entry: Entry, entries: Sequence[Entry], put_off: Collection[int], w
         members = [one for one in there if one.state not in ("revoked", "expired")]
     at = now()
     begun: dict[str, Any] = {"earlier": earlier, "together": numbers}
-    return Batch(
+    return SharedRecovery(
         tuple(
             one.stepped("in_progress", at, begun=one.begun or at, **begun) if one.state == "open" else one
             for one in members
@@ -154,7 +154,7 @@ def refuse_if_alone(config: Config, entry: Entry) -> None:
         )
 
 
-def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn: Handed) -> None:
+def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None:
     """Give a request the model that was made for several: scored for it alone, under its own name.
 
     What was handed over already is not handed over again.
@@ -185,7 +185,7 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Handed:
+class HandedOver:
     """The model that came out of a shared job, and how one of its requests looks at it."""
 
     before: Params
@@ -235,7 +235,7 @@ class MethodTurn:
     """The model it begins at."""
     previous: Job | None = None
     """The job that made it, if not the training."""
-    batch: Batch | None = None
+    batch: SharedRecovery | None = None
     """The request in the queue, or those that share a job, where they are served; a comparison has none."""
     base: Mapping[str, Any] | None = None
     """What a saved state must have begun at."""
@@ -283,4 +283,4 @@ class Worker(Protocol):
 
     def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
 
-    def hand_over(self, batch: Batch, entry: Entry, turn: Handed) -> None: ...
+    def hand_over(self, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None: ...

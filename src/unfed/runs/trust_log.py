@@ -20,7 +20,7 @@ from typing import Any
 from unfed.folder.folder import RunFolder
 from unfed.runs import description
 from unfed.runs.progress import QuietWatch, Watch
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 
 
 def keeps_log(run: Path) -> bool:
@@ -38,7 +38,7 @@ def logs_named(folder: RunFolder) -> dict[str, Path]:
     return {str(origin): path for origin, path in said if origin}
 
 
-def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Watch]:
+def logged(run: RunRecord, watch: Watch | None = None) -> AbstractContextManager[Watch]:
     """The watch, with the log behind it where the run keeps one."""
     if not keeps_log(run.folder.path):
         return nullcontext(watch or QuietWatch())

@@ -19,7 +19,7 @@ from unfed.measures.population import ForgottenRows, Resampling, judge
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.methods import METHODS
 from unfed.requests.book import overlap, owners
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.studies.population import of_another
 
 QUICK = Resampling(draws=200, permutations=200)
@@ -68,7 +68,7 @@ def rows_of(population: Population) -> ForgottenRows:
     return ForgottenRows.by_label(population.labels("forget"), names)
 
 
-def put_into(run: Record, population: Population, whole: dict[str, Any]) -> None:
+def put_into(run: RunRecord, population: Population, whole: dict[str, Any]) -> None:
     """Let a run's report show it, if it is a population of the run's own config."""
     where, request = run.folder.path, population.about.request
     other = of_another(population.about, run.config)

@@ -16,7 +16,7 @@ import shutil
 from unfed import storage
 from unfed.measures.trajectory import job_of
 from unfed.requests.entry import Job
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")
 """Tables and keys of a config that no training depends on; seeds are compared one by one."""
@@ -26,7 +26,7 @@ TRAINERS = ("engine", "evaluator")
 """Whose revisions change θ* or what is written of it, and stand in every run."""
 
 
-def training_key(run: Record) -> str:
+def training_key(run: RunRecord) -> str:
     """Equal for two runs that train the same θ* from the same seed."""
     config = {name: value for name, value in run.config.to_json().items() if name not in ASIDE}
     made = {name: run.description.get(name) for name in MADE_BY}
@@ -34,7 +34,7 @@ def training_key(run: Record) -> str:
     return json.dumps([config, made, revised], sort_keys=True)
 
 
-def records_enough(source: Record, run: Record) -> bool:
+def records_enough(source: RunRecord, run: RunRecord) -> bool:
     """Whether the source's training kept the histories that this run's methods need.
 
     They must be as this run would have kept them.
@@ -43,7 +43,7 @@ def records_enough(source: Record, run: Record) -> bool:
     return all(there.get(label) == method for label, method in run.config.recorded().items())
 
 
-def take_training(run: Record, source: Record) -> list[int]:
+def take_training(run: RunRecord, source: RunRecord) -> list[int]:
     """Take θ* over for every seed that this run still has to train and the source has trained.
 
     Gives those seeds.
@@ -59,7 +59,7 @@ def take_training(run: Record, source: Record) -> list[int]:
         return [seed for seed in have if _taken(run, source, run.training_job(seed), tuple(run.config.recorded()))]
 
 
-def take_results(run: Record, source: Record) -> list[str]:
+def take_results(run: RunRecord, source: RunRecord) -> list[str]:
     """Take over what methods have left in a run that began at the same θ*.
 
     Those that this run has begun itself are left out; it gives the labels of the others.
@@ -75,12 +75,12 @@ def take_results(run: Record, source: Record) -> list[str]:
         return [job.label for job in jobs if _taken(run, source, job)]
 
 
-def _trained(run: Record, seed: int) -> str | None:
+def _trained(run: RunRecord, seed: int) -> str | None:
     """The fingerprint of a run's θ*, once that is trained."""
     return run.folder.came_out(run.training_job(seed))
 
 
-def _taken(run: Record, source: Record, job: Job, histories: tuple[str, ...] = ()) -> bool:
+def _taken(run: RunRecord, source: RunRecord, job: Job, histories: tuple[str, ...] = ()) -> bool:
     """Take one job over, with these histories.
 
     Its lines come first, then its state, which vouches for them, then its model: killed in between, it is trained.

@@ -23,7 +23,7 @@ from typing import Any
 from unfed.errors import Halted, UnfedError, typed
 from unfed.folder import old_evidence
 from unfed.requests.entry import Entry, now
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.trust_log import keeps_log
 from unfed.trust import logbook, merkle, signing, verifier
 from unfed.trust.folder import TrustFolder
@@ -47,7 +47,7 @@ class FromLog:
     """Why there is no proof of absence, where there could be one."""
 
 
-def from_log(record: Record, entry: Entry) -> FromLog:
+def from_log(record: RunRecord, entry: Entry) -> FromLog:
     """What the log of a run adds to the evidence of one request."""
     folder = record.folder
     if not keeps_log(folder.path):

@@ -9,7 +9,7 @@ from typing import Any
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Entry
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.runs.trust_log import logs_named
 from unfed.trust import log as logs
 from unfed.trust.folder import ROSTER, TrustFolder, envelope_at
@@ -45,7 +45,7 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     if missing and not folder.busy():
         said.append(
             f"{len(missing)} things that happened in {folder.path} are not in its log yet (first a"
-            f" {missing[0]['type']} at {missing[0]['at']}); {Record(folder).going_on} enters them."
+            f" {missing[0]['type']} at {missing[0]['at']}); {RunRecord(folder).going_on} enters them."
         )
     models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
     begun = next((leaf for leaf in leaves if leaf["type"] == "begin"), {})

@@ -20,7 +20,7 @@ from unfed.folder.folder import RunFolder
 from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.digest import fingerprint
 from unfed.requests.entry import Entry, Job
-from unfed.runs.record import Record
+from unfed.runs.record import RunRecord
 from unfed.trust import verifier
 from unfed.values import is_measured, not_measured
 
@@ -36,7 +36,7 @@ _DROPPED = ("request", "deny", "poison")
 _PLACES = (("data", "root"), ("model", "initial"))
 
 
-def served(record: Record, request: str | None = None) -> Entry:
+def served(record: RunRecord, request: str | None = None) -> Entry:
     """The request, if there is something to give evidence of.
 
     Without a name it is the only one that was served.
@@ -72,7 +72,7 @@ def served(record: Record, request: str | None = None) -> Entry:
     return entry
 
 
-def findings(record: Record, entry: Entry) -> dict[str, Any]:
+def findings(record: RunRecord, entry: Entry) -> dict[str, Any]:
     """Everything that is said of one served request."""
     job, about = Job(entry.seed, entry.request.id, entry.method), record.about(entry.method, entry)
     line, was = _last_line(record, job), _last_line(record, Job(entry.seed, entry.request.id, "before"))
@@ -104,13 +104,13 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _versions(record: Record, job: Job) -> dict[str, str]:
+def _versions(record: RunRecord, job: Job) -> dict[str, str]:
     """The versions by which a job came to its end; of an older state, those of the run."""
     saved = record.folder.saved(job)
     return dict((saved and saved.versions) or record.description.get("versions") or {})
 
 
-def models(record: Record, job: Job) -> dict[str, str]:
+def models(record: RunRecord, job: Job) -> dict[str, str]:
     """The fingerprint of the model that came out and its form, and that of the one that went in.
 
     The last one where it was noted; the form while the model's file is there: purged, nobody can be given it either.
@@ -151,7 +151,7 @@ def _request(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _last_line(record: Record, job: Job) -> Mapping[str, Any]:
+def _last_line(record: RunRecord, job: Job) -> Mapping[str, Any]:
     own = [line for line in record.lines() if job_of(line) == job.key]
     return dict(own[-1]) if own else {}
 
@@ -220,7 +220,7 @@ def _views(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _undone(record: Record, job: Job, entry: Entry) -> dict[str, Any] | str:
+def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
     whole = next(
         (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == job.key), None
@@ -249,7 +249,7 @@ def _only(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: table[name] for name in names if name in table} if isinstance(table, Mapping) else {}
 
 
-def _carries(record: Record, request: str) -> list[dict[str, Any]]:
+def _carries(record: RunRecord, request: str) -> list[dict[str, Any]]:
     """What in the folder still carries the request: which kinds of files, and how many of each."""
     counts: dict[str, int] = {}
     for one in record.info()["influence"]:

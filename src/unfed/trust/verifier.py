@@ -228,7 +228,7 @@ def absent(stranger: bytes, proof: Any, members: Any) -> bool:
 # --- what the log says ------------------------------------------------------------------------------------------------
 
 
-class Log:
+class LogCopy:
     """Every leaf of a log, from the first on, as one signed checkpoint vouches for it."""
 
     def __init__(self, raw: Any, keys: Sequence[Ed25519PublicKey]) -> None:
@@ -281,7 +281,7 @@ class Served:
     in_force: str
 
 
-def served(log: Log, request: Any, model: str, gate: Any) -> Served:
+def served(log: LogCopy, request: Any, model: str, gate: Any) -> Served:
     """Where the log says that this model came into force for this request."""
     own = request["id"]
     about = [place for place, told in enumerate(log.leaves) if told.get("request") == own]
@@ -307,7 +307,7 @@ def served(log: Log, request: Any, model: str, gate: Any) -> Served:
     return Served(first, made[-1] if made else None, at)
 
 
-def signer(log: Log, answer: Any) -> tuple[Any, bool, str]:
+def signer(log: LogCopy, answer: Any) -> tuple[Any, bool, str]:
     """The signed request in an answer, whether its client is shown to have signed it, and who did."""
     told = parsed(base64.b64decode(answer["request"]["payload"], validate=True))
     agent = name(told["agent-id"], "name of who asks")
@@ -324,7 +324,7 @@ def signer(log: Log, answer: Any) -> tuple[Any, bool, str]:
     return asked, True, f"client {agent!r} signed the request with the key {key_id(key)}"
 
 
-def acknowledged(log: Log, envelope: Any, request: Any) -> tuple[Any, bool, str]:
+def acknowledged(log: LogCopy, envelope: Any, request: Any) -> tuple[Any, bool, str]:
     """The operator's answer, whether the client is shown to have signed the request, and who did."""
     answer = opened(envelope, ACKNOWLEDGEMENT, log.keys, "acknowledgement")
     place, wanted = answer["leaf"], signed_digest(answer["request"])
@@ -356,7 +356,7 @@ def acknowledged(log: Log, envelope: Any, request: Any) -> tuple[Any, bool, str]
     return answer, proven, who
 
 
-def absent_since(log: Log, found: Served, proof: Any) -> tuple[int, int | None]:
+def absent_since(log: LogCopy, found: Served, proof: Any) -> tuple[int, int | None]:
     """In how many later rounds a pseudonym took no part, and the round that was under way, if any."""
     who, rounds, under_way = bytes.fromhex(proof["pseudonym"]), log.rounds(found.first + 1, len(log.leaves)), None
     for place, told in rounds.items():
@@ -370,7 +370,7 @@ def absent_since(log: Log, found: Served, proof: Any) -> tuple[int, int | None]:
     return len([place for place in log.trained(found.first) if place != under_way]), under_way
 
 
-def took_part(log: Log, found: Served, proof: Any) -> int | None:
+def took_part(log: LogCopy, found: Served, proof: Any) -> int | None:
     """A round before the request in which a pseudonym took part, if the bundle shows one."""
     if (before := proof["before"]) is None:
         return None
@@ -382,7 +382,7 @@ def took_part(log: Log, found: Served, proof: Any) -> int | None:
     return int(before["leaf"])
 
 
-def participation(log: Log, found: Served, proofs: Any, request: Any, answer: Any) -> Iterator[tuple[bool, str]]:
+def participation(log: LogCopy, found: Served, proofs: Any, request: Any, answer: Any) -> Iterator[tuple[bool, str]]:
     """Of each client that left: whether it is proven that it trained no more, in words."""
     names = [digest(one["pseudonym"], "pseudonym") for one in proofs]
     need(len(set(names)) == len(names), "Two clients have one pseudonym in the bundle; ask for it again.")
@@ -472,7 +472,7 @@ def patterns(said: Any) -> None:
         )
 
 
-def from_log(log: Log, said: Any, model: str, found: Shown) -> Shown:
+def from_log(log: LogCopy, said: Any, model: str, found: Shown) -> Shown:
     """What the log adds: which model came into force, who asked, and who trained since."""
     request, answer, asked, who = said["findings"]["request"], None, False, "it came unsigned"
     need(log.at <= moment(said["made"], "this evidence"), "This evidence was signed before its log's checkpoint.")
@@ -545,7 +545,7 @@ def shown(data: bytes, keys: Sequence[Any], kept_log: bytes | None, model: Path 
         need(not (said["acknowledgement"] or said["participation"]), "This bundle holds proofs without their log.")
         need(kept_log is None, "This bundle holds no log, so no checkpoint can be held against it.")
     else:
-        log = Log(said["log"], keys)
+        log = LogCopy(said["log"], keys)
         found = from_log(log, said, named["model"], found)
         if kept_log is not None:
             kept = checkpoint_in(kept_log, keys)

@@ -15,7 +15,7 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 """
 
 from unfed.measures.undo.difference import difference
-from unfed.measures.undo.fitting import Budget, Problem, Task, fit
+from unfed.measures.undo.fitting import Budget, FitTask, Problem, fit
 from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped
 from unfed.measures.undo.inside import inside
 from unfed.measures.undo.lift import lift
@@ -26,7 +26,7 @@ from unfed.measures.undo.measure import (
     Effort,
     Found,
     Going,
-    Models,
+    ProbedModels,
     Shared,
     turned_back,
     undo,
@@ -46,15 +46,15 @@ __all__ = [
     "UNTRIED",
     "Budget",
     "Effort",
+    "FitTask",
     "Found",
     "Going",
     "Grid",
     "Knowledge",
-    "Models",
+    "ProbedModels",
     "Problem",
     "Scene",
     "Shared",
-    "Task",
     "View",
     "difference",
     "fit",

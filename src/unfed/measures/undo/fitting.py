@@ -36,7 +36,7 @@ Looks = Iterator[tuple[int, list[Params]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class FitTask:
     """One fit: where it starts, what is free, on which rows of the pool."""
 
     start: Params
@@ -79,7 +79,7 @@ class Problem:
         return value if self.penalty is None else value + self.penalty(free), state
 
 
-def fit(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> Looks:
+def fit(problem: Problem, tasks: Sequence[FitTask], pool: Pool, budget: Budget) -> Looks:
     """(steps, the models of all tasks) at every stop, by whichever way suits the network."""
     numbers = len(tasks) * sum(t.numel() for t in tasks[0].start.values())
     alike = len({min(budget.batch, len(task.rows)) for task in tasks}) == 1  # fewer rows than a batch: all of them
@@ -101,13 +101,13 @@ def batches(rows: Tensor, budget: Budget) -> Tensor:
     return rows[torch.cat(order)[:needed].to(rows.device)].reshape(-1, size)
 
 
-def one_by_one(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> Looks:
+def one_by_one(problem: Problem, tasks: Sequence[FitTask], pool: Pool, budget: Budget) -> Looks:
     """Every task by itself, all of them up to the same stop, so that their models are seen together."""
     for looks in zip(*(one(problem, task, pool, budget) for task in tasks), strict=True):
         yield looks[0][0], [params for _, params in looks]
 
 
-def one(problem: Problem, task: Task, pool: Pool, budget: Budget) -> Iterator[tuple[int, Params]]:
+def one(problem: Problem, task: FitTask, pool: Pool, budget: Budget) -> Iterator[tuple[int, Params]]:
     """The readable reference: one fit, (steps, its model) at every stop."""
     free, start, moments = dict(task.free), dict(task.start), _moments(task.free)
     for number, places in enumerate(batches(task.rows, budget), 1):
@@ -121,7 +121,7 @@ def one(problem: Problem, task: Task, pool: Pool, budget: Budget) -> Iterator[tu
             yield number, problem.build(start, free)
 
 
-def stacked(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> Looks:
+def stacked(problem: Problem, tasks: Sequence[FitTask], pool: Pool, budget: Budget) -> Looks:
     """The same for all tasks at once.
 
     Their free tensors must have the same names, their batches the same size.

@@ -53,7 +53,7 @@ class Effort:
 
 
 @dataclass(frozen=True, eq=False)
-class Models:
+class ProbedModels:
     """The model a method left, the one it began at (θ*), and Retrain's.
 
     In the place of one that is missing stands the reason.
@@ -106,7 +106,7 @@ class Going:
 
 def undo(
     scene: Scene,
-    models: Models,
+    models: ProbedModels,
     knowledge: Knowledge,
     effort: Effort = Effort(),  # noqa: B008  (frozen)
     shared: Shared | None = None,
@@ -133,7 +133,7 @@ def undo(
 
 
 def _pieces(
-    scene: Scene, models: Models, knowledge: Knowledge, effort: Effort
+    scene: Scene, models: ProbedModels, knowledge: Knowledge, effort: Effort
 ) -> Iterator[tuple[str, str, object, Callable[[], dict[str, Any]]]]:
     """All that is fitted or measured after the turning back.
 
@@ -156,7 +156,7 @@ def _pieces(
         yield who, "difference", object(), partial(_difference, scene, who, models, knowledge)
 
 
-def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> Found:
+def turned_back(scene: Scene, models: ProbedModels, knowledge: Knowledge) -> Found:
     """`flip` alone, in the shape of the whole: the other measurements say that they were not tried."""
     found: Found = {}
     for who, params in models.items().items():
@@ -168,7 +168,7 @@ def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> Found:
     return found
 
 
-def _paths(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict[str, Any]:
+def _paths(scene: Scene, who: str, models: ProbedModels, knowledge: Knowledge) -> dict[str, Any]:
     """From one of the models to θ*, to perturb(θ*), to Retrain; a model has no way to itself."""
     params = models.items()[who]
     turned = perturbed_before(models.before, knowledge)
@@ -183,7 +183,7 @@ def _paths(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict
     return found
 
 
-def _difference(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict[str, Any]:
+def _difference(scene: Scene, who: str, models: ProbedModels, knowledge: Knowledge) -> dict[str, Any]:
     params = models.items()[who]
     assert not isinstance(params, str)
     if who == "before":

@@ -24,7 +24,7 @@ import torch
 
 from unfed import rng
 from unfed.measures.undo import mixing
-from unfed.measures.undo.fitting import Budget, Pool, Problem, Task, fit
+from unfed.measures.undo.fitting import Budget, FitTask, Pool, Problem, fit
 from unfed.measures.undo.flip import SIGN, Knowledge, flipped
 from unfed.measures.undo.scene import Scene
 from unfed.model.layers import Choice
@@ -152,7 +152,7 @@ def _fitted(
 ) -> Iterator[Try]:
     """All starts with all numbers of rows, as one stack where it helps, under each budget."""
     whole = [(n, *one) for n in counts for one in made]
-    tasks = [Task(start, free, torch.arange(n, device=pool[0].device)) for n, _, free, start in whole]
+    tasks = [FitTask(start, free, torch.arange(n, device=pool[0].device)) for n, _, free, start in whole]
     for budget in budgets:
         equal = replace(budget, batch=min(budget.batch, *counts))  # the batches of a stack are equally large
         for steps, models in fit(problem, tasks, pool, equal):

@@ -18,7 +18,7 @@ import torch
 
 from unfed import rng
 from unfed.client.plan import Optimiser
-from unfed.measures.undo.fitting import Budget, Problem, Task, fit
+from unfed.measures.undo.fitting import Budget, FitTask, Problem, fit
 from unfed.measures.undo.resurface import rounds_of
 from unfed.measures.undo.scene import NO_FORGET, Scene
 from unfed.model.params import Params
@@ -61,7 +61,7 @@ def relearn(
     used = tuple(dict.fromkeys(min(k, len(gone)) for k in counts))
     budget = Budget(rounds_of(len(kept), batch, rounds), Optimiser(lr=lr), batch, seed)
     free = {name: params[name] for name in scene.template.trainable}
-    tasks = [Task(params, free, torch.arange(len(kept) + k, device=pool[0].device)) for k in used]
+    tasks = [FitTask(params, free, torch.arange(len(kept) + k, device=pool[0].device)) for k in used]
     curves: list[list[float]] = [[float(scene.forgotten(params))] for _ in used]
     for _, models in fit(Problem(scene.template, stack=scene.stack), tasks, pool, budget):
         for curve, model in zip(curves, models, strict=True):

@@ -15,7 +15,7 @@ import torch
 
 from unfed import rng
 from unfed.client.plan import Optimiser
-from unfed.measures.undo.fitting import Budget, Problem, Task, fit
+from unfed.measures.undo.fitting import Budget, FitTask, Problem, fit
 from unfed.measures.undo.scene import Scene
 from unfed.model.params import Params
 from unfed.values import Value, is_measured
@@ -36,7 +36,7 @@ def resurface(scene: Scene, params: Params, lr: float, rounds: int = 10, batch: 
     budget = Budget(rounds_of(len(scene.retain), batch, rounds), Optimiser(lr=lr), batch, seed)
     free = {name: params[name] for name in scene.template.trainable}
     pool = scene.retain.tensors()
-    task = Task(params, free, torch.arange(len(scene.retain), device=pool[0].device))
+    task = FitTask(params, free, torch.arange(len(scene.retain), device=pool[0].device))
     seen = [scene.quick(params)]
     seen += [scene.quick(models[0]) for _, models in fit(Problem(scene.template), [task], pool, budget)]
     curves = {name: [numbers[name] for numbers in seen] for name in ("forget", "test", "backdoor")}

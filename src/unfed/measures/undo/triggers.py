@@ -24,7 +24,7 @@ from unfed.client.plan import Optimiser
 from unfed.data import TensorSource
 from unfed.data.source import Stamp
 from unfed.measures.camouflage import FAMILY
-from unfed.measures.undo.fitting import Budget, Problem, Task, fit
+from unfed.measures.undo.fitting import Budget, FitTask, Problem, fit
 from unfed.measures.undo.scene import NO_TEST, Scene, View
 from unfed.model.params import Params
 from unfed.values import not_measured
@@ -59,7 +59,7 @@ def triggers(scene: Scene, params: Params, lr: float) -> dict[str, Any]:
     last, here = len(stamped) * len(few), pool[0].device
     places = [[*range(i * len(few), (i + 1) * len(few)), *range(last, last + len(clean))] for i in range(len(stamped))]
     free = {name: params[name] for name in scene.template.trainable}
-    tasks = [Task(params, free, torch.tensor(own, device=here)) for own in places]
+    tasks = [FitTask(params, free, torch.tensor(own, device=here)) for own in places]
     budget = Budget(STOPS, Optimiser(lr=lr), STAMPED + CLEAN, seed)
     plain = View(scene.test.source, planted.rows)
     curves = [[works(scene, params, plain, target)] for _ in tasks]
@@ -69,7 +69,7 @@ def triggers(scene: Scene, params: Params, lr: float) -> dict[str, Any]:
     own = max(curves[:-1], key=lambda curve: curve[-1])
     half = View(source, clean.rows[~torch.isin(clean.rows, drawn)][: 2 * STAMPED])
     ten = [torch.cat(two) for two in zip(View(stamped[-1], drawn).tensors(), half.tensors(), strict=True)]
-    task = Task(params, free, torch.arange(len(ten[1]), device=here))
+    task = FitTask(params, free, torch.arange(len(ten[1]), device=here))
     ((_, (after,)),) = fit(Problem(scene.template), [task], (ten[0], ten[1]), replace(budget, stops=STOPS[-1:]))
     return {
         "steps": [0, *STOPS],
