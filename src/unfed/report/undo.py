@@ -59,6 +59,7 @@ ROWS = (
     UndoRow("Forget, stitched to the old head", ("inside", "stitch", "forget")),
     UndoRow("Backdoor, stitched to the old head", ("inside", "stitch", "backdoor")),
     UndoRow("Class back, stitched and lifted", ("inside", "stitch", "class_back")),
+    UndoRow("Test, old head grafted on", ("inside", "graft", "test")),
     UndoRow("Backdoor, old head grafted on", ("inside", "graft", "backdoor")),
     UndoRow("Class back, old head grafted on and lifted", ("inside", "graft", "class_back")),
     UndoRow("Trigger seen in the features (AUC)", ("inside", "trigger", "auc")),
