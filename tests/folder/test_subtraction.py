@@ -30,8 +30,10 @@ from unfed.errors import Refused
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
-from unfed.folder.subtraction import AMONG
+from unfed.folder.subtraction import AMONG, PROBED, _without
 from unfed.measures.trajectory import job_of
+from unfed.measures.undo.inside import COUNTS
+from unfed.measures.undo.lift import POINTS
 from unfed.model.digest import digests, fingerprint
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
@@ -387,3 +389,10 @@ def test_what_a_gate_read_of_few_rows_goes_too(tmp_path: Path) -> None:
     few = "not measured: its 7 rows were purged, 10 needed"
     assert left.gate["checks"][1] == {**check, "value": few, "before": few}
     assert left.attempts[0] == {"method": "not", "gate": left.gate, "why": few} and left.attempts[1] == tried[1]
+
+
+def test_every_share_of_forgotten_rows_that_an_attack_names_can_be_hidden() -> None:
+    """`back_N` is the share of a class that came back; what was lifted to bring it back was read from other rows."""
+    lifted = {"on": "test", "classes": [3], "back_1": 40.0, "lifts_1": [0.5], "back_5": 60.0, "lifts_5": [1.5]}
+    assert {f"back_{points}" for points in POINTS} | {f"reads_{count}" for count in COUNTS} <= PROBED
+    assert _without({"lift": lifted}) == {"lift": {**lifted, "back_1": AMONG, "back_5": AMONG}}

@@ -50,7 +50,8 @@ BEFORE = "validation_before"
 VALIDATION = ("validation", BEFORE)
 AMONG = not_measured(f"fewer than {FEWEST} purged rows would follow from it")
 PROBED = {"forget", "forget_rise", "area", "areas", "rounds_until_back", "retain", "losses", "peak"}
-PROBED |= {"true", "variation", "variation_of_equal_shares", "class_back", "reads_5", "reads_20", "reads_100"}
+PROBED |= {"true", "variation", "variation_of_equal_shares", "back_1", "back_5", "class_back"}
+PROBED |= {"reads_5", "reads_20", "reads_100"}
 """What a probe tells of forgotten and retained rows."""
 
 
