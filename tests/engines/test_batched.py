@@ -111,6 +111,7 @@ CONTEXTS = {
     "guided": ("phi",),
     "contrast": ("downgraded",),
     "distil": ("teacher",),
+    "led": ("teacher",),
 }
 
 

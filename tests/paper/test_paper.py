@@ -398,6 +398,7 @@ def test_mistakes_are_found_before_anything_is_written(arguments: list[str], say
     assert not list(tmp_path.glob("out/*.*")) and not list(tmp_path.glob("out/runs/*"))
 
 
+@pytest.mark.figures
 def test_every_curve_is_drawn_and_named_and_not_has_the_first_colour() -> None:
     points = [(0.0, 4.0), (1.0, 1.0)]
     both = pictures.curves([Curve("FT", points), Curve("NoT", points)], "t", "round", "gap", item="f").svg
@@ -409,6 +410,7 @@ def test_every_curve_is_drawn_and_named_and_not_has_the_first_colour() -> None:
     assert both.index(">NoT<") < both.index(">FT<")
 
 
+@pytest.mark.figures
 def test_no_two_models_have_one_colour_in_a_picture() -> None:
     """The original is the yardstick of the first picture, and a curve of the third."""
     names = ("NoT, round 0", "Retrain, round 0", "FT, last round", "NoT, last round", "Retrain, last round")
@@ -443,6 +445,7 @@ def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrai
         assert picture.svg is not None and "NoT ViT 0.5, CNN 0.5; FT ViT 0.25, CNN 0.25." in picture.svg
 
 
+@pytest.mark.figures
 def test_a_spread_is_a_whisker_that_does_not_go_below_nothing() -> None:
     series = {"NoT": [("10 %", 1.0), ("50 %", 2.0)]}
     plain, spread = (
@@ -452,6 +455,7 @@ def test_a_spread_is_a_whisker_that_does_not_go_below_nothing() -> None:
     assert "LineCollection" not in plain and spread.count("LineCollection_") == 1
 
 
+@pytest.mark.figures
 def test_groups_of_bars_name_every_method_and_leave_out_what_was_not_measured() -> None:
     series = {"FT": [("10 %", 1.0), ("50 %", math.nan)], "NoT": [("10 %", 2.0), ("50 %", 3.0)]}
     svg = pictures.groups(series, "gap", "share", item="f").svg

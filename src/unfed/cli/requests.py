@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unfed.folder.purge import PurgeOutcome
     from unfed.requests.book import Tombstone
     from unfed.requests.options import RequestOptions
+    from unfed.runs.admission import Offer
     from unfed.runs.record import RunRecord
     from unfed.runs.run import Run
 
@@ -109,6 +110,14 @@ def forget(
             rich_help_panel=WHEN,
         ),
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Show what each method would cost and whether it lasts. Nothing is run or filed.",
+            rich_help_panel=HOW,
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -130,6 +139,8 @@ def forget(
     count = sum(bool(value) for value in given.values())
     if signed is None:
         _refuse_unclear(count, name, opening)
+    elif plan:
+        raise UnfedError("--plan files nothing, and a signed request is filed at once; name its client or class.")
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
@@ -151,6 +162,9 @@ def forget(
         request = known.request
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     how = replace(how, together=together or (known is not None and known.how.together))
+    if plan:
+        _tell_plan(opened.plan(request, seed, how), as_json)
+        return
     if wait:
         with entered(opened.folder):
             _, finished = opened.ask(request, method, until, seed, expires, how)
@@ -170,6 +184,32 @@ def forget(
             "No other request waited to share its recovery: --wait files a request without serving it, and then"
             f" `{opened.command('resume')}` takes up together what waits."
         )
+
+
+def _tell_plan(offers: "list[Offer]", as_json: bool) -> None:
+    """A line for each method that could serve the request, and a sentence for each that could not."""
+    from rich.table import Table
+
+    from unfed.report.wording import bytes_text, seconds_text
+
+    if as_json:
+        echo_json([asdict(one) for one in offers])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("method", "rounds", "bytes", "time", "lasts", "needs"):
+        table.add_column(column, justify="right" if column in ("rounds", "bytes", "time") else "left")
+    for one in offers:
+        if not one.refused:
+            costs = (bytes_text(one.bytes) if one.bytes else "-"), (seconds_text(one.seconds) if one.seconds else "-")
+            table.add_row(one.method, str(one.rounds), *costs, one.lasts, ", ".join(one.needs) or "-")
+    stdout.print(table)
+    say(
+        "Rounds are at most. Bytes and time are what the training took for so many rounds; `unfed probe` tests"
+        " whether a model lasts."
+    )
+    for one in offers:
+        if one.refused:
+            say(f"{one.method}: {one.refused}")
 
 
 def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:

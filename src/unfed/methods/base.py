@@ -321,7 +321,7 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
     central = "central" in provided
     return listed(
         name
-        for name, m in METHODS.items()
+        for name, m in sorted(METHODS.items())
         if scope in m.scopes and m.needs <= provides and not (m.federation_only if central else issubclass(m, Central))
     )
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -32,17 +33,20 @@ from unfed.federation.robust import Robust
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.folder.layout import elsewhere
+from unfed.measures.trajectory import Line
 from unfed.measures.undo import INVERSES, REDRAWN
-from unfed.methods import Method, NoT, admit
-from unfed.methods.base import Lineage
+from unfed.methods import METHODS, Method, NoT, Retrain, admit
+from unfed.methods.base import Lineage, runs_in
 from unfed.requests import book as books
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job, Reason
 from unfed.requests.gate import gate_of
-from unfed.requests.options import Until
-from unfed.requests.reversible import negated_by, turned_back, way_back
+from unfed.requests.options import RequestOptions, Until
+from unfed.requests.reversible import inverse_by, negated_by, turned_back, way_back
+from unfed.runs.description import rounds_of
 from unfed.runs.together import Worker
 from unfed.runs.world import World
+from unfed.values import is_measured
 
 # --- what a run can offer a method ------------------------------------------------------------------------------------
 
@@ -266,6 +270,26 @@ def recorders(
 # --- what a request is refused for ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What one method would cost and give for a request, as far as that is known before it runs."""
+
+    method: str
+    title: str
+    rounds: int
+    """At most: a goal may be reached before."""
+    bytes: float | None
+    """As many as the training sent in so many rounds; None where nothing travels, or that is not known."""
+    seconds: float | None
+    """As long as the training took for so many rounds; None where that is not known."""
+    lasts: str
+    """`exact`, `nothing to turn back`, `not shown`, or `no` and what brings the data back."""
+    needs: tuple[str, ...]
+    """What it takes besides the clients that stay."""
+    refused: str
+    """Why it cannot serve the request; empty if it can."""
+
+
 class Admission:
     """Refuses what a run could not serve, each in one sentence."""
 
@@ -332,6 +356,36 @@ class Admission:
             module = self._run.world(ahead[0].seed).template.module
             same = [seen for _, made, seen in self._made(ahead) if made == own]
             lasting(same[-1] if same else own, self.makers(ahead), module, own.title)
+
+    def plan(self, request: Request, seed: int, how: RequestOptions) -> list[Offer]:
+        """What each method would cost and give; nothing is run, and nothing is written."""
+        config = self._run.config
+        made = [name for name in METHODS if runs_in(config.method(name), config.setting)]
+        trained = [line for line in self._run.folder.lines() if line["method"] == "train" and line["seed"] == seed]
+        last = trained[-1] if trained and trained[-1]["round"] else None
+        labels = dict.fromkeys([*config.methods.run, *made])
+        return [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
+
+    def _offer(self, label: str, request: Request, seed: int, config: Config, trained: Line | None) -> Offer:
+        run, book, chosen = self._run, self._run.folder.book(), config.method(label)
+        accepted = [e for e in book.accepted(seed) if e.request.id != request.id]
+        module, refused = run.world(seed).template.module, ""
+        try:
+            chosen = welcome(config, label, request, ())
+            chosen.check(module)
+            if not self.gone_by(request, seed, accepted, chosen):
+                self.refuse_if_unable(config, label, request, accepted)
+                current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
+                not_purged(run.folder, label, chosen, current)
+        except UnfedError as error:
+            refused = str(error)
+        back = inverse_by(book, config, Job(seed, None, label))
+        lasts = "not shown" if not chosen.lasts or chosen.short_of(module) else "nothing to turn back"
+        lasts = "exact" if isinstance(chosen, Retrain) else lasts
+        rounds = rounds_of(config, label, chosen)
+        sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
+        needs = tuple(sorted(chosen.needs - {"retain", "init"}))
+        return Offer(label, chosen.title, rounds, sent, took, f"no: {back}" if back else lasts, needs, refused)
 
     def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
         """Refuse a goal of which nothing could tell. What is not trained yet is judged at its turn."""
@@ -400,6 +454,12 @@ def reason_of(error: Exception) -> Reason:
     if isinstance(error, NotRecovered):
         return "not recovered"
     return "gate" if isinstance(error, Refused) else "refused"
+
+
+def _in_so_many(rounds: int, trained: Line | None, column: str) -> float | None:
+    """What the training spent in so many rounds, on average."""
+    spent = None if trained is None else trained.get(column)
+    return rounds * float(spent) / trained["round"] if trained is not None and is_measured(spent) and spent else None
 
 
 def left_by(world: World, request: Request, others: Sequence[Request]) -> list[Request]:

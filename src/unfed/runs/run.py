@@ -42,7 +42,7 @@ from unfed.requests.gate import gate_of
 from unfed.requests.options import RequestOptions
 from unfed.requests.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.runs import admission, description, probe, trust_log
-from unfed.runs.admission import gone_already, left_by
+from unfed.runs.admission import Offer, gone_already, left_by
 from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
 from unfed.runs.lineage import clients_of, lasting_method
 from unfed.runs.progress import Heartbeat, Watch
@@ -378,10 +378,7 @@ class Run(RunRecord):
                 " the model before it, with all rows that must be out."
             )
         self.permit()
-        there = clients_of(self)
-        here = self.config.setting != "central" and not elsewhere(self.description)  # clients elsewhere may join
-        if here and (odd := next((one for one in request.clients if one not in there), "")):
-            raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
+        self._refuse_stranger(request)
         known = self.queue.book.find(request.id)
         how = how or (known.how if known is not None else RequestOptions())
         by_default = method is None and known is None
@@ -394,6 +391,21 @@ class Run(RunRecord):
             instead = "retrain" if lasting_method(self) == Retrain.name else "sealed or retrain"
             warn_of_way_back(BY_DEFAULT, option("method", instead))
         return filed
+
+    def _refuse_stranger(self, request: Request) -> None:
+        there = clients_of(self)
+        here = self.config.setting != "central" and not elsewhere(self.description)  # clients elsewhere may join
+        if here and (odd := next((one for one in request.clients if one not in there), "")):
+            raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
+
+    def plan(self, request: Request, seed: int | None = None, how: RequestOptions | None = None) -> list[Offer]:
+        """What each method would cost for a request, whether it lasts, and why it is refused if it is.
+
+        Nothing is run and nothing is written. Costs are those of the training for as many rounds.
+        """
+        self.permit()
+        self._refuse_stranger(request)
+        return admission.Admission(self).plan(request, self.one_seed(seed), how or RequestOptions())
 
     def withdraw(self, request: str) -> Entry:
         """Let a request go, by its id: its rows take part again, from the next round on.
