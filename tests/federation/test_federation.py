@@ -454,7 +454,7 @@ class Examined:
 def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(
     monkeypatch: pytest.MonkeyPatch, come: list[str], seen: list[str]
 ) -> None:
-    monkeypatch.setattr(server, "Check", Examined)
+    monkeypatch.setattr(server, "CheckedUpdate", Examined)
     noted: list[Any] = []
 
     def answers() -> Iterator[Any]:
