@@ -279,7 +279,7 @@ class Offer:
     rounds: int
     """At most: a goal may be reached before."""
     bytes: float | None
-    """As many as the training sent in so many rounds; None where nothing travels, or that is not known."""
+    """As many as the training sent to and from those who stay; None where nothing travels, or that is not known."""
     seconds: float | None
     """As long as the training took for so many rounds; None where that is not known."""
     lasts: str
@@ -384,6 +384,8 @@ class Admission:
         lasts = "exact" if isinstance(chosen, Retrain) else lasts
         rounds = rounds_of(config, label, chosen)
         sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
+        there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
+        sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)
         needs = tuple(sorted(chosen.needs - {"retain", "init"}))
         return Offer(label, chosen.title, rounds, sent, took, f"no: {back}" if back else lasts, needs, refused)
 
