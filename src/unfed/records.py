@@ -125,10 +125,11 @@ def _wrong(error: ValidationError, raw: Any) -> str:
     why = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     names, held = [], raw
     for step in first["loc"]:
-        if not (isinstance(held, dict) and step in held) and not (isinstance(held, list) and isinstance(step, int)):
+        inside = isinstance(held, list) and isinstance(step, int) and step < len(held)
+        if not inside and not (isinstance(held, dict) and step in held):
             break  # a field that is missing, or the name of a type that was tried
         names.append(str(step))
-        held = held[step]  # type: ignore[index]
+        held = held[step]
     if first["type"] == "missing":
         names.append(str(first["loc"][-1]))
         return f"has no {'.'.join(names)}"

@@ -142,12 +142,15 @@ class JudgedRows(JsonRecord):
     """How many rows there are."""
 
     forget: Count
+    __pydantic_extra__: dict[str, Count]
 
 
 class Judged(JsonRecord):
     """What `unfed judge` found."""
 
     request: str
+    name: str = ""
+    hardware: str = ""
     models: Count
     half: Count
     rows: JudgedRows

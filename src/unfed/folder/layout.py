@@ -55,8 +55,11 @@ class Description(JsonRecord):
     chunk: Count | None = None
     topped_up_clients: Texts = ()
     methods: Mapping[str, MethodFacts] = {}
-    rounds: Plain = Field(default_factory=dict)
+    rounds: Mapping[str, Count | None] = Field(default_factory=dict)
     backdoor: Plain | None = None
+    call: Plain | None = None
+    app: Plain | None = None
+    forward_flops: float | str | None = None
     recovered_within: float | None = None
 
 

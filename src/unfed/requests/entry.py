@@ -119,6 +119,7 @@ class GateSaid(JsonRecord):
     checks: tuple[CheckSaid, ...]
     passed: bool = False
     accepted: Mapping[str, str] | None = None
+    forgetting: Plain | None = None
 
 
 class AttemptSaid(JsonRecord):
