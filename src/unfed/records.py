@@ -44,12 +44,10 @@ def _file_name(value: str) -> str:
 
 Percent = Annotated[float, AfterValidator(_percent)]
 """As something that was measured may be: off by rounding, or not a number."""
-Cell = float | str
-"""A measured number, or why there is none."""
 FileName = Annotated[str, AfterValidator(_file_name)]
 """It leads into no other folder."""
 Plain = Mapping[str, Any]
-"""A table whose fields belong to whoever wrote it."""
+"""A table whose fields its writer chooses."""
 MOST_DIGITS = 300
 """What a float can hold: a longer whole number is JSON to Python, and ends what computes with it."""
 

@@ -45,7 +45,7 @@ Measured = float | str | JudgedInterval | BesideRetrain
 
 
 class Slice(JsonRecord):
-    """The rows that an attack told best."""
+    """The rows that an attack recognised best."""
 
     name: str
     auc: float

@@ -230,9 +230,9 @@ def flower_runs(folder: Path) -> list[FlowerRun]:
 
 
 def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, called: str) -> str | None:
-    """Why nothing can be `done` here with a run's rows, which somebody else keeps; None if it can.
+    """Why nothing can be `done` here with a run's rows, which are kept elsewhere; None if it can.
 
-    What to do instead depends on who: where nodes do, a simulation, and otherwise whoever made the call.
+    What to do instead depends on where: for nodes a simulation, otherwise the call that has the data.
     """
     if elsewhere(description):
         nodes = NODES[description["engine"]]
@@ -244,7 +244,7 @@ def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, call
 
 
 def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
-    """What goes on with a run whose rows somebody else keeps, after 'go on with '."""
+    """What goes on with a run whose rows are kept elsewhere, after 'go on with '."""
     if description.get("call"):
         return "the same call of unfed.unlearn, with checkpoint= this folder"
     if description.get("app"):

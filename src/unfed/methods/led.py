@@ -113,7 +113,7 @@ class Led(Method):
         if self.teacher != "model":
             return ""
         return (
-            "Led by the old model forgets in its outputs, not in its features: whoever has the old head reads them;"
+            "Led by the old model forgets in its outputs, not in its features: the old head still reads them;"
             " use teacher = 'not'."
         )
 

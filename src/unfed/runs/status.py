@@ -118,7 +118,7 @@ def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
 
 
 def to_hand_out(run: Run, seed: int | None) -> InForce:
-    """The model in force, if there is one that somebody could mean without naming it."""
+    """The model in force, if there is one that needs no name."""
     found = in_force(run, run.one_seed(seed))
     if found.compared:
         requests = listed(run.config.request_ids(), "and")
