@@ -7,8 +7,8 @@
 
 f are the published features, f_*, W_*, b_* features and head of θ*. λ is a thousandth of the mean square of a column
 of [f, 1], times the rows. Where a class left, its row of θ*'s head is lifted too (`lift.py`). Stitch and graft are an
-insider's: every client that took part has θ*. A model that forgets in its outputs alone is found out here; Retrain shows what
-features that never met the data give away.
+insider's: every client that took part has θ*. A model that forgets in its outputs alone is found out here; Retrain
+shows what features that never met the data give away.
 """
 
 from __future__ import annotations
