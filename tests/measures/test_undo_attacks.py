@@ -267,13 +267,14 @@ def test_a_stitch_turns_mixed_features_back_and_a_graft_does_not() -> None:
     )
 
 
-def test_the_map_is_the_nearest_one_under_a_small_penalty() -> None:
+@pytest.mark.parametrize("wide", [3, 60], ids=["more-rows", "more-features"])
+def test_the_map_is_the_nearest_one_under_a_small_penalty(wide: int) -> None:
     torch.manual_seed(2)
-    features, goal = torch.randn(40, 3).double(), torch.randn(40, 2).double()
+    features, goal = torch.randn(40, wide).double(), torch.randn(40, 2).double()
     x = torch.cat([features, torch.ones(40, 1).double()], 1)
     weight = 1e-3 * float((x * x).sum(0).mean())
-    longer = torch.cat([x, weight**0.5 * torch.eye(4).double()])
-    truth = torch.linalg.lstsq(longer, torch.cat([goal, torch.zeros(4, 2).double()])).solution
+    longer = torch.cat([x, weight**0.5 * torch.eye(wide + 1).double()])
+    truth = torch.linalg.lstsq(longer, torch.cat([goal, torch.zeros(wide + 1, 2).double()])).solution
     torch.testing.assert_close(ridge(features, goal), truth, rtol=0, atol=1e-10)
 
 

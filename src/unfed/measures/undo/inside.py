@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unfed import rng
@@ -46,15 +45,15 @@ def inside(scene: Scene, params: Params, before: Params | str) -> dict[str, Any]
         return found | {"stitch": {"reason": why}, "graft": {"reason": why}}
     weight = before[head[0]].double().cpu()
     bias = torch.zeros(len(weight)).double() if head[1] is None else before[head[1]].double().cpu()
-    goal = scene.features(before, few)[0]
-    way = ridge(scene.features(params, few)[0], goal)
+    stitched = ridge(scene.features(params, few)[0], scene.features(before, few)[0] @ weight.T)
+    grafted = torch.cat([weight.T, torch.zeros(1, len(weight)).double()])
 
-    def through(change: Callable[[Tensor], Tensor], view: View) -> tuple[Tensor, Tensor]:
+    def through(way: Tensor, view: View) -> tuple[Tensor, Tensor]:
         features, labels = scene.features(params, view)
-        return F.linear(change(features), weight, bias), labels
+        return with_one(features) @ way + bias, labels
 
-    found["stitch"] = judged(scene, params, partial(through, lambda f: with_one(f) @ way))
-    return found | {"graft": judged(scene, params, partial(through, lambda f: f))}
+    found["stitch"] = judged(scene, params, partial(through, stitched))
+    return found | {"graft": judged(scene, params, partial(through, grafted))}
 
 
 def with_one(features: Tensor) -> Tensor:
@@ -63,11 +62,16 @@ def with_one(features: Tensor) -> Tensor:
 
 
 def ridge(features: Tensor, goal: Tensor) -> Tensor:
-    """A: the linear map, with a constant, that takes features nearest to a goal."""
+    """A: the linear map, with a constant, that takes features nearest to a goal.
+
+    A = (xᵀx + λ)⁻¹ xᵀg = xᵀ (xxᵀ + λ)⁻¹ g: the smaller of the two systems is solved. A is linear in g, so a map to
+    g·Wᵀ is the map to g, times Wᵀ.
+    """
     x = with_one(features)
-    square = x.T @ x
-    square += 1e-3 * square.diagonal().mean() * torch.eye(len(square)).double()
-    found: Tensor = torch.linalg.solve(square, x.T @ goal)
+    wide = x.shape[1] > x.shape[0]
+    square = x @ x.T if wide else x.T @ x
+    square.diagonal().add_(1e-3 * float(x.square().sum()) / x.shape[1])
+    found: Tensor = x.T @ torch.linalg.solve(square, goal) if wide else torch.linalg.solve(square, x.T @ goal)
     return found
 
 
