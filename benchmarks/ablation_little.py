@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ablation_bench import WITHIN, Bench, kept
+from ablation_bench import WITHIN, Bench, gap, kept
 from unfed.client.plan import Phase, term
 from unfed.client.scores import score
 from unfed.data import ClientData
@@ -18,7 +18,6 @@ from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
 from unfed.model.layers import Choice, choose
 from unfed.model.params import Params
-from unfed.paper.claims.scene import gap
 
 Cell = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 SHARES = (0.01, 0.05, 0.2, 1.0)

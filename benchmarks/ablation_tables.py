@@ -8,7 +8,6 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import ablations
-import advice
 from ablation_little import TAUGHT
 from unfed.values import is_measured
 
@@ -205,40 +204,3 @@ def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED
             body.append([label, told, *numbers, *(_percent(own, "undo", *path) for path in whole * known)])
         yield f"{headline(network, rows)}:\n"
         yield table(header, body)
-
-
-def advice_section(found: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
-    """What was picked how often, and how far its mean gap lies from the smallest one."""
-    networks = [n for n in dict.fromkeys(row["network"] for row in found) if advice.truth(lines, n)]
-    away: dict[str, dict[str, list[float]]] = {}
-    body = []
-    for network in networks:
-        gaps, own = advice.truth(lines, network), [row for row in found if row["network"] == network]
-        best = min(gaps, key=gaps.__getitem__)
-        told = []
-        for name in ("score", "rules", "paper"):
-            picks = [(row["picks"][name][0], row["picks"][name][1]) for row in own]
-            away.setdefault(name, {})[network] = [gaps[pick] - gaps[best] for pick in picks]
-            told.append(
-                "; ".join(_pick(pick, gaps, best, picks.count(pick), len(picks)) for pick in dict.fromkeys(picks))
-            )
-        unsure = sum(bool(row["doubts"]) for row in own)
-        shown = network + (" (tuned on)" if network in ablations.TUNED else "")
-        body.append([shown, f"`{short(best[0])}` {best[1]}, {gaps[best]:.1f}", *told, f"{unsure} of {len(own)}"])
-    yield table(["network", "best of all, mean gap", "score's pick", "rules' pick", "the paper's", "unsure"], body)
-    new = [network for network in networks if network not in ablations.TUNED]
-    for label, some in (("networks it was not tuned on", new), ("all networks", networks)):
-        if some:
-            counted, distance = [], []
-            for name, title in (("score", "score"), ("rules", "rules"), ("paper", "the paper's choice")):
-                values = [value for network in some for value in away[name][network]]
-                counted.append(f"{title} {sum(v <= advice.NEAR for v in values)} of {len(values)}")
-                distance.append(f"{mean(values):.1f}")
-            told = f"{', '.join(counted)}; mean distance from it: {', '.join(distance)}"
-            yield f"Within {advice.NEAR} points of the best on {label}: {told}.\n"
-
-
-def _pick(pick: advice.Pair, gaps: Mapping[advice.Pair, float], best: advice.Pair, count: int, seeds: int) -> str:
-    often = f" ({count} of {seeds})" if count < seeds else ""
-    good = "**" * (gaps[pick] <= gaps[best] + advice.NEAR)
-    return f"{good}`{short(pick[0])}` {pick[1]}, {gaps[pick]:.1f}{good}{often}"

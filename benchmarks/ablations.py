@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from ablation_bench import SETTINGS, Bench, kept
+from ablation_bench import LEAVER, SETTINGS, Bench, TrialSize, kept
 from ablation_little import little
 from ablation_undo import fits, undo
 from unfed import plugins
@@ -44,7 +44,6 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.model.layers import Choice, choose
 from unfed.model.sealing import NAMES
-from unfed.paper.claims.scene import LEAVER, TrialSize
 
 RECORDS = {
     "digits": Path(__file__).parent / "records/2026-11-16-ablations-digits-cpu.jsonl",

@@ -1,4 +1,4 @@
-"""Tables and figures of `ablations.py`'s and `advice.py`'s records, into docs/explanation/ablations.md.
+"""Tables and figures of `ablations.py`'s records, into docs/explanation/ablations.md.
 
 python benchmarks/ablations_page.py              writes the tables between their marks, and the figures
 python benchmarks/ablations_page.py --check      exits with 1 if the tables are not what the records say
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ablation_tables as tables
 import ablations
-import advice
 from ablation_figures import field_map, overview
 from ablation_tables import Row
 from unfed.paper.pictures import PaperFigure
@@ -38,7 +37,7 @@ def _cifar(lines: Sequence[Row]) -> Iterator[str]:
             yield from told
 
 
-def filled(page: str, lines: Sequence[Row], cifar: Sequence[Row], found: Sequence[Row]) -> str:
+def filled(page: str, lines: Sequence[Row], cifar: Sequence[Row]) -> str:
     """The page with every table between its marks."""
     made = {
         "layers": tables.layers_section(lines, ALL),
@@ -47,7 +46,6 @@ def filled(page: str, lines: Sequence[Row], cifar: Sequence[Row], found: Sequenc
         "little": tables.little_section(lines),
         "undo": tables.undo_section(lines),
         "cifar": _cifar(cifar),
-        "advice": tables.advice_section(found, lines),
     }
     for name, section in made.items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -119,7 +117,7 @@ def draw(lines: Sequence[Row], data: str = "") -> None:
 def main(arguments: Sequence[str]) -> int:
     lines, cifar = (ablations.read(ablations.RECORDS[name]) for name in ("digits", "cifar10"))
     text = PAGE.read_text(encoding="utf-8")
-    wanted = filled(text, lines, cifar, ablations.read(advice.RECORD))
+    wanted = filled(text, lines, cifar)
     if "--check" in arguments:
         return 0 if text == wanted else 1
     PAGE.write_text(wanted, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Networks of many kinds in a size for 8x8 digits: for ablations, and for advice that was not tuned on them."""
+"""Networks of many kinds in a size for 8x8 digits: for ablations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Take a client, a class or samples out of a federated model, and measure whether they are out.
 
 unfed.negate(model)                                  one line: Eq. 3 on your own module
-unfed.suggest(model)                                 which layer, and how: with reasons and doubts
 run = unfed.Run.create(unfed.Config.preset("demo"), "runs/demo"); run.execute()
 run.forget(unfed.Request("bye", clients=("3",)))     a deletion request, served
 unfed.unlearn(model, retain=…, forget=…, test=…)     one model, one data set, no federation
@@ -15,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.api import negate, plot, results, suggest, write_report
+    from unfed.api import negate, plot, results, write_report
     from unfed.central import Result, unlearn
     from unfed.config.config import Config
     from unfed.data import Request
@@ -38,7 +37,6 @@ _HOMES = {
     "negate": "unfed.api",
     "plot": "unfed.api",
     "results": "unfed.api",
-    "suggest": "unfed.api",
     "unlearn": "unfed.central",
     "write_report": "unfed.api",
 }
@@ -55,7 +53,6 @@ __all__ = [
     "negate",
     "plot",
     "results",
-    "suggest",
     "unlearn",
     "write_report",
 ]

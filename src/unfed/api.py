@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch import nn
 
 from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning, expect
 from unfed.folder.carriers import enter, hand_out
 from unfed.folder.folder import RunFolder
 from unfed.model.calling import unwrapped
-from unfed.model.functional import Template
 from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
-from unfed.model.networks import reset
-from unfed.model.params import Params, load_into, params_of
+from unfed.model.params import load_into, params_of
 from unfed.model.perturb import negate as negated
-from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.report import Row, RunInfo, rows
 from unfed.runs.run import Run
 from unfed.runs.status import info_of
 
 if TYPE_CHECKING:
-    from unfed.analysis.advice import Advice
     from unfed.report.compare import Compared
     from unfed.report.drawing import Picture
 
@@ -67,67 +60,6 @@ def _module(given: nn.Module) -> nn.Module:
 def _run(given: Run | str | Path) -> Run:
     """The run that is given, or the one in this folder."""
     return given if isinstance(given, Run) else Run.open(given)
-
-
-def suggest(
-    module: nn.Module,
-    data: tuple[Tensor, Tensor] | None = None,
-    *,
-    lr: float = 0.02,
-    batch: int = 16,
-    seed: int = 0,
-) -> Advice:
-    """Which layer to perturb and how, with reasons and doubts; the module is not changed.
-
-    `data` are rows and labels that stay, at least 40: then every candidate is perturbed and given one round at this
-    rate, which needs no Retrain. Without data it follows from the module's graph alone.
-    """
-    from unfed.analysis.advice import Prober, Sample, advise
-
-    module = _with_numbers(unwrapped(_module(module)))
-    fresh = _fresh_of(module)
-    if data is None:
-        return advise(module, fresh=fresh, seed=seed)
-    if not (isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
-        raise UnfedError("data must be a pair of tensors, rows and labels that stay; or leave it out.")
-    params = params_of(module)
-    some = next((t for t in params.values() if t.is_floating_point()), data[0])
-    # Where the module lies, and in its type: data of a loader comes on the CPU, and numbers of NumPy are double.
-    rows = data[0].to(some.device, some.dtype if data[0].is_floating_point() else data[0].dtype)
-    labels = data[1].to(some.device, data[1].dtype if data[1].is_floating_point() else torch.int64)
-    sample = Sample(rows, labels, lr, batch, seed)
-    prober = Prober(Template(module, rows.shape[1:]), params, sample)
-    return advise(module, example=rows[:2], prober=prober, fresh=fresh, seed=seed)
-
-
-def _with_numbers(module: nn.Module) -> nn.Module:
-    """The module, if its layers can be perturbed.
-
-    Where all are frozen nothing is meant by it, and all may move.
-    """
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UnfedError("A scripted module cannot be copied and changed; give the module that it was made of.")
-    tensors = list(module.parameters())
-    if any(isinstance(tensor, UninitializedParameter) for tensor in tensors):
-        raise UnfedError("Some layers are lazy and have no shape yet; run one batch through the module first.")
-    if any(tensor.is_meta for tensor in tensors):
-        raise UnfedError("The module lies on the meta device and holds no numbers; load its weights first.")
-    if tensors and not any(tensor.requires_grad for tensor in tensors):
-        module = copy.deepcopy(module)
-        for tensor in module.parameters():
-            tensor.requires_grad_(tensor.is_floating_point())
-    return module
-
-
-def _fresh_of(module: nn.Module) -> Callable[[int], Params] | None:
-    """Draws the module's own initialisation, where all of its layers can be drawn anew."""
-    weights = {tensor.name for tensor in table_of(module).tensors.values() if tensor.kind in WEIGHTS}
-
-    def drawn(seed: int) -> Params:
-        own = copy.deepcopy(module)
-        return params_of(own) if not set(reset(own, seed)) & weights else {}
-
-    return drawn if drawn(0) else None
 
 
 def results(run: Run | str | Path, rule: str = "best-gap") -> list[Row]:

@@ -19,7 +19,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a path to negate": lambda: unfed.negate("model.safetensors"),  # type: ignore[arg-type]
     "layers that are no names": lambda: unfed.negate(MODEL, 1.5),  # type: ignore[arg-type]
     "a number as layers": lambda: unfed.negate(MODEL, [None]),  # type: ignore[list-item]
-    "a state dict to advise on": lambda: unfed.suggest(MODEL.state_dict()),  # type: ignore[arg-type]
     "a number as a run's results": lambda: unfed.results(3),  # type: ignore[arg-type]
     "no run to report": lambda: unfed.write_report(None),  # type: ignore[arg-type]
     "a list to plot": lambda: unfed.plot([]),  # type: ignore[arg-type]

@@ -11,11 +11,8 @@ from typing import Any
 
 import click
 import pytest
-import torch
 import typer
-from torch import nn
 
-import unfed
 from unfed.cli.main import app
 from unfed.config.config import Config, presets
 from unfed.errors import UnfedError
@@ -26,7 +23,6 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Who runs the Python of a page; a page with Python that is not named here is a page that nobody has tried.
 RUN_BY = {
     "README.md": "docs/test_readme.py::test_the_ten_lines_run",
-    "docs/explanation/ablations.md": "docs/test_pages.py::test_the_lines_on_suggesting_run",
     "docs/explanation/how-sure.md": "measures/test_population_measures.py",
     "docs/flower.md": "flower/test_flower_docs.py",
     "docs/how-to/analysis.md": "analysis/test_analysis.py::test_the_page_s_examples_run",
@@ -61,14 +57,6 @@ def test_the_python_of_every_page_is_run_by_a_test() -> None:
         file, _, test = who.partition("::")
         text = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert f"def {test}" in text if test else Path(page).name in text, f"{who} does not run {page}"
-
-
-def test_the_lines_on_suggesting_run() -> None:
-    (block,) = blocks(ROOT / "docs/explanation/ablations.md", "python")
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(48, 4, generator=generator), torch.arange(48) % 2
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    exec(block, {"unfed": unfed, "model": model, "x": x, "y": y})
 
 
 def test_the_commands_of_pages_are_found_at_all() -> None:
@@ -131,7 +119,7 @@ def test_every_command_in_a_block_can_be_typed_as_it_stands() -> None:
     assert len(shown) > 100
     assert [(*one, why) for one in shown if (why := refused(one[1]))] == []
     assert refused("unfed verify evidence.json") == "Missing option '--key'."
-    assert "unexpected" in refused("unfed theory RUN      the claims that need no training")
+    assert "unexpected" in refused("unfed demo RUN      the claims that need no training")
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES])

@@ -35,7 +35,6 @@ from unfed.folder.folder import RunFolder
 from unfed.folder.judged import of_run as of_judged
 from unfed.measures.population import store
 from unfed.paper import record
-from unfed.paper.claims import trial
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, undo
@@ -62,14 +61,6 @@ TINY: dict[str, Any] = {
     "gate": {"max_drop": 100},
     "engine": {"name": "sequential"},
     "device": "cpu",
-}
-ADVICE: dict[str, Any] = {
-    "layer": "conv1",
-    "perturbation": "negate",
-    "sure": True,
-    "why": ["It is first."],
-    "doubts": [],
-    "ranked": [],
 }
 LINE = {
     "round": 1,
@@ -138,10 +129,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     intake.receive(Run.open(home / "run"), (home / "more.json").read_bytes(), None, Handling("ft", "1"))
     run = Run.open(home / "run")
     run.execute()
-    before = undo_results.models_of(run.folder, {"before": Job(0, None, "train")})
-    undo_results.keep_study(home / "run/theory/0/r1.json", {"models": before, "claims": []})  # older versions wrote it
-    models = undo_results.models_of(run.folder, {"in force": run.current_job(0)})
-    undo_results.keep_study(undo_results.advice_file(run.folder, 0), {"seed": 0, "models": models, "advice": ADVICE})
+    for file, job in (("theory/0/r1.json", [0, None, "train"]), ("advice/0.json", [0, "more", "ft"])):
+        storage.write_json(run.folder.path / file, {"models": {"it": {"job": job, "digest": "00"}}})  # older versions
     population = made_up(config, home / "population")
     put_into(run, population, judged(population, QUICK))
     held = {name: Census(10, 10, 0, 0, (1, 8, 8), 10).to_json() for name in ("0", "1", "2")}
@@ -157,7 +146,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record.write(record.kept(run, "0" * 40), home / "kept").rename(home / "kept/results.json")
     storage.write_json(home / "foreign/unlearning.json", EVIDENCE)
     storage.write_json(home / "ls.json", TRAFFIC)
-    trial.make([trial.CLAIMS["time-flow"]], home / "theory", lambda text: None, quick=True)
     return home
 
 
@@ -362,13 +350,7 @@ def sure(home: Path) -> object:
     return [how_sure.grid(JudgedPopulation.of(one)) for one in of_judged(RunFolder(home / "run")).values()]
 
 
-def studied(home: Path) -> object:
-    found = [one["advice"] for one in undo_results.advice_of_run(RunFolder(home / "run"))]
-    return [(own["layer"] + own["perturbation"], " ".join(own["why"] + own["doubts"])) for own in found]
-
-
 REPORT, LINEAGE = "report run --format md", "lineage run --affected 0"
-CLAIMS = "theory --quick --only time-flow --out theory"
 LOG, VERIFY = "log check run", "verify bundle.json --key operator.pub"
 LOOKS = ("status run", "status run --json", REPORT, "check run", LINEAGE)
 
@@ -394,7 +376,7 @@ KINDS = (
     Kind("run/handed-out.jsonl", (LINEAGE,)),
     Kind("run/tombstones.json", ("status run", LINEAGE), 4),
     Kind("run/progress.json", ("status run", "status run --json"), hint=True),
-    Kind("run/advice/0.json", (studied, LINEAGE)),
+    Kind("run/advice/0.json", (LINEAGE,), 5),
     Kind("run/theory/0/r1.json", (LINEAGE,), 5),
     Kind("run/population/r1.json", (sure,), 5),
     Kind("run/clients.json", (known_clients, LINEAGE), 4),
@@ -402,12 +384,10 @@ KINDS = (
     Kind("ls.json", ("flower costs run --ls ls.json",), 4),
     Kind("foreign/unlearning.json", ("report foreign", denied), 6),
     Kind("population/population.json", (loaded,)),
-    Kind("theory/about.json", (CLAIMS,)),
-    Kind("theory/time-flow.json", (CLAIMS,), 7),
     Kind("kept/results.json", (results,), 5),
     Kind("run/undo/0/more/ft.json", (undone,)),
     Kind("run/state/0/train.safetensors", (recorded, looked), 3),
-    Kind("run/models/0/more/ft.safetensors", (studied, looked), 2),
+    Kind("run/models/0/more/ft.safetensors", (looked,), 2),
     Kind("run/samples/0/more/ft/000001.safetensors", (looked,), 2),
     Kind("population/logits/ft/1.safetensors", (loaded,)),
     *(Kind(f"run/trust/{name}.json", (LOG,)) for name in ("operator", "pseudonyms", "roster")),
@@ -510,12 +490,11 @@ OWN = {
 
 
 def taken(file: str, way: str) -> bool:
-    """What is no damage: a mark that PEM allows, a list without its end, a link to the file, a claim to try again."""
+    """What is no damage: a mark that PEM allows, a list without its end, a link to the file."""
     pem, text = file.endswith(".pub") and way == "a mark before it", file.endswith((".json", ".jsonl"))
     torn = (file in TORN and way == "half") or (file == "run/filed.jsonl" and way == "empty")
-    again = file == "theory/time-flow.json" and way in PLACES and way != "a folder"
     same = way == "a link out" and not file.startswith("run/")
-    return pem or torn or again or same or (way == "named twice" and not text)
+    return pem or torn or same or (way == "named twice" and not text)
 
 
 def misread(file: str, home: Path, ask: Ask, ways: Sequence[str]) -> list[str]:

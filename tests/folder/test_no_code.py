@@ -122,7 +122,6 @@ WORK = {
     "evaluate": ["evaluate", "run", "--json"],
     "probe": ["probe", "run", "--quick", "--quiet"],
     "serve": ["serve", "run"],
-    "suggest": ["suggest", "run", "--rules", "--json"],
 }
 """Commands that work in a run folder, and so may need its code."""
 
@@ -167,7 +166,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
 OTHERS |= {"request revoke", "verify"}
-OTHERS |= {"keys new", "request sign", "judge", "theory"}
+OTHERS |= {"keys new", "request sign", "judge"}
 """Commands that read neither a config nor a run folder."""
 
 

@@ -23,7 +23,7 @@ from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import Request, TensorSource
 from unfed.errors import Refused, UnfedError
-from unfed.folder import consistency, undo_results
+from unfed.folder import consistency
 from unfed.folder.carriers import HANDED_OUT
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
@@ -88,15 +88,13 @@ def told(folder: Path, *words: str) -> tuple[int, str]:
 
 def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
     theta = storage.load(run.folder.model_file(Job(0, None, "train")))[0]
-    old = undo_results.models_of(run.folder, {"before": Job(0, None, "train")})
-    clean = undo_results.models_of(run.folder, {"in force": Job(0, "second", "ft")})
-    verdicts = run.folder.path / "theory/0/first.json"  # older versions wrote it
-    undo_results.keep_study(verdicts, {"models": old, "claims": []})
-    undo_results.keep_study(undo_results.advice_file(run.folder, 0), {"models": clean, "advice": {}})
+    verdicts, advice = run.folder.path / "theory/0/first.json", run.folder.path / "advice/0.json"  # of older versions
+    storage.write_json(verdicts, {"models": {"before": {"job": [0, None, "train"], "digest": "00"}}})
+    storage.write_json(advice, {"models": {"in force": {"job": [0, "second", "ft"], "digest": "00"}}})
     before = files(run.folder.path)
     outcome = purge(run, "first")
     assert not verdicts.exists(), "verdicts on the model that knew it go too"
-    assert undo_results.advice_file(run.folder, 0).exists(), "advice on the model in force stays"
+    assert advice.exists(), "advice on the model in force stays"
     left = files(run.folder.path)
     assert {name for name in left if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
     assert not any(name.startswith(("samples/0/first/", "samples/0/train", "undo/")) for name in left)

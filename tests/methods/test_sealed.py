@@ -420,14 +420,14 @@ def test_no_two_files_that_are_left_give_the_draw_away_and_two_that_must_go_do(
     assert sorted(left) == made
     assert min(found_out(left, truth).values()) > 0.5
     kinds = {path.relative_to(tmp_path / "run").parts[0] for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert {"models", "state", "advice", "report.html", "trajectory.jsonl", "requests", "handed-out.jsonl"} <= kinds
+    assert {"models", "state", "report.html", "trajectory.jsonl", "requests", "handed-out.jsonl"} <= kinds
     assert holding(tmp_path / "run", [theta, perturbed]) == [], "in no file of any kind"
 
 
 def after_it(folder: Path) -> None:
-    """What else may write into a run's folder once a request was served: advice, another request, a report."""
+    """What else may write into a run's folder once a request was served: another request, a report."""
     next_one = ["forget", str(folder), "--client", "1", "--method", "ft", "--until", "1", "--max-drop", "100"]
-    for words in (["suggest", str(folder)], next_one):
+    for words in (next_one, ["report", str(folder)]):
         found = CliRunner().invoke(app, words)
         assert found.exit_code == 0, found.output
 

@@ -6,7 +6,6 @@
     bound           a lower bound on the time that unlearning takes
     gradient_noise  the noise of mini-batches, which the bound leaves out or takes in
     theory          the theorems behind it, as functions that can be checked
-    advice          which layer to perturb, and how
 
 Nothing here changes a run. Whether a negated layer is still optimal is asked by a method, `unfed.methods.nr_freeze`.
 """

@@ -24,7 +24,7 @@ from typer.core import TyperArgument, TyperGroup
 
 import unfed
 from unfed import plugins
-from unfed.cli import data, evidence, flower, looking, models, paper, reports, requests, run, studies, theory
+from unfed.cli import data, evidence, flower, looking, models, paper, reports, requests, run, studies
 from unfed.cli.console import stderr
 from unfed.errors import UnfedError, UnfedWarning
 
@@ -60,7 +60,6 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Models and folders": {
         "export": models.export,
         "negate": models.negate,
-        "suggest": models.suggest,
         "convert": models.convert,
         "prune": models.prune,
     },
@@ -69,7 +68,6 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "data": data.app,
         "flower": flower.app,
         "paper": paper.paper,
-        "theory": theory.theory,
     },
 }
 """The commands in the order in which people need them."""

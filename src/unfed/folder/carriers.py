@@ -399,8 +399,9 @@ class _Look:
                     yield self._carrier(file, what + self._among_others(job.parts[1]), "undo", self.request)
 
     def _studies(self) -> Iterator[Carrier]:
-        """Verdicts and advice that were computed from a model with it."""
-        for path, jobs in undo_results.study_files(self.folder, self.seed):
+        """What older versions computed from a model with it."""
+        for path in undo_results.study_files(self.folder):
+            jobs = [job for job in undo_results.studied(path) if job.seed == self.seed]
             if any(job.path not in self.clean for job in jobs):
                 what = "numbers computed from a model that carries it"
                 yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")

@@ -92,9 +92,8 @@ def _beside(found: Found, folder: RunFolder) -> None:
     """
     for path in sorted((folder.path / "undo").rglob("*.json")):
         _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
-    for place in (undo_results.THEORY, undo_results.ADVICE):
-        for path in sorted((folder.path / place).rglob("*.json")):
-            _told(found, lambda path=path: undo_results.read_study(folder, path))  # type: ignore[misc]
+    for path in undo_results.study_files(folder):
+        _told(found, lambda path=path: undo_results.studied(path))  # type: ignore[misc]
     for read in (judged.of_run, carriers.handed):
         _told(found, lambda read=read: read(folder))  # type: ignore[misc]
     for own in (client_list, flower_runs, deny.key_in):

@@ -10,7 +10,6 @@ One documented, versioned layout, from which every table and report is computed 
     state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what attacks brought back (`undo_results.py`)
-    advice/SEED.json                           which layer of the model in force to perturb (`undo_results.py`)
     population/REQUEST.json                    how sure many models of the same config make it (`judged.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
     tombstones.json                            what was purged on purpose (`purge.py`)

@@ -8,7 +8,7 @@ it is not shown any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,10 @@ def purged(folder: RunFolder) -> list[str]:
     return sorted({Path(file).parts[2] for file in files if not (folder.path / file).exists()})
 
 
-# --- advice on layers -------------------------------------------------------------------------------------------------
+# --- studies of older versions ----------------------------------------------------------------------------------------
 
-
-STUDY_SCHEMA = 1
-THEORY, ADVICE = "theory", "advice"
+STUDIES = ("theory", "advice")
+"""Folders into which older versions wrote what they computed from models; they are checked and purged, not shown."""
 
 
 class StudiedModel(JsonRecord):
@@ -142,70 +141,12 @@ class Study(JsonRecord):
     models: Mapping[str, StudiedModel]
 
 
-class Advised(JsonRecord):
-    """Which layer to take, and how."""
-
-    layer: str
-    perturbation: str
-    why: tuple[str, ...]
-    doubts: tuple[str, ...]
+def studied(path: Path) -> list[Job]:
+    """The jobs whose models a study speaks of."""
+    found = records.read(Study, storage.read_json(path, "study"), str(path), "delete it")
+    return [Job(*one.job) for one in found.models.values()]
 
 
-class AdviceFile(Study):
-    """What `unfed suggest RUN` found."""
-
-    seed: Count
-    advice: Advised
-
-
-ASK_AGAIN = "delete it, and ask again"
-
-
-def advice_file(folder: RunFolder, seed: int) -> Path:
-    """Where the advice on a repetition's model is kept."""
-    return folder.path / ADVICE / f"{seed}.json"
-
-
-def models_of(folder: RunFolder, jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
-    """Which models a study speaks of: by role, the job that left it and the digest of its file."""
-    return {
-        role: {"job": [job.seed, job.request, job.label], "digest": model_digest(folder, job)}
-        for role, job in jobs.items()
-    }
-
-
-def _models(study: Study) -> list[tuple[Job, str | None]]:
-    """The models that a study speaks of, as it read_study them."""
-    return [(Job(*one.job), one.digest) for one in study.models.values()]
-
-
-def keep_study(path: Path, found: Mapping[str, Any]) -> None:
-    """Write a study down."""
-    storage.write_json(path, {"schema": STUDY_SCHEMA, **found})
-
-
-def study_files(folder: RunFolder, seed: int) -> Iterator[tuple[Path, list[Job]]]:
-    """The studies of a repetition, and the jobs whose models each speaks of."""
-    for path in (*sorted((folder.path / THEORY / str(seed)).glob("*.json")), advice_file(folder, seed)):
-        if path.exists():
-            found = records.read(Study, storage.read_json(path, "study"), str(path), ASK_AGAIN)
-            yield path, [job for job, _ in _models(found)]
-
-
-def read_study(folder: RunFolder, path: Path) -> dict[str, Any] | None:
-    """A study of the models that lie in the folder now.
-
-    None where they are others, or its layout is.
-    """
-    raw = storage.read_json(path, "study")
-    if records.read(Edition, raw, str(path), ASK_AGAIN).number != STUDY_SCHEMA:
-        return None
-    kind = AdviceFile if path.relative_to(folder.path).parts[0] == ADVICE else Study
-    found = records.read(kind, raw, str(path), ASK_AGAIN)
-    return dict(raw) if all(model_digest(folder, job) == was for job, was in _models(found)) else None
-
-
-def advice_of_run(folder: RunFolder) -> list[dict[str, Any]]:
-    """The advice that still speaks of this folder's models."""
-    found = (read_study(folder, path) for path in sorted((folder.path / ADVICE).rglob("*.json")))
-    return [one for one in found if one is not None]
+def study_files(folder: RunFolder) -> list[Path]:
+    """All studies in a folder."""
+    return [path for kind in STUDIES for path in sorted((folder.path / kind).rglob("*.json"))]

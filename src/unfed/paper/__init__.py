@@ -6,5 +6,4 @@ views         what an item shows of its runs: results, gaps by round, CKA, bound
 pictures      the figures
 verdict       our value beside the paper's, and costs in the paper's units
 record        results that were kept as files; analyses: those that took models
-claims        the paper's theorems and statements, each tried with a verdict
 """

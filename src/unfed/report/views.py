@@ -228,7 +228,6 @@ class RunInfo(ReportValue):
     influence: tuple[CarryingFile, ...] | None = None
     undo: tuple[ProbeResult, ...] = ()
     probes_purged: tuple[str, ...] = ()
-    advice: tuple[Mapping[str, Any], ...] = ()
     population: Mapping[str, JudgedPopulation] = Field(default_factory=dict)
     in_force: tuple[CurrentModel, ...] = ()
 

@@ -18,7 +18,7 @@ from unfed.requests.entry import Entry, Job
 from unfed.requests.options import Until
 from unfed.runs import description, together
 
-_RUNS_CODE = ("evaluate", "forget", "probe", "resume", "suggest", "theory")
+_RUNS_CODE = ("evaluate", "forget", "probe", "resume")
 """Commands that build what a run names, and so want leave for it."""
 
 
@@ -194,7 +194,6 @@ class RunRecord:
             "influence": carriers.influence(self.folder, book),
             "undo": undo_results.measured(self.folder, self.config),
             "probes_purged": undo_results.purged(self.folder),
-            "advice": undo_results.advice_of_run(self.folder),
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }
