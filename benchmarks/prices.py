@@ -2,13 +2,13 @@
 
     python benchmarks/prices.py --data cifar10 --device cuda --precision bf16 --trained 2000 --seed 0 --theta FOLDER
     python benchmarks/prices.py --data cifar10 … --recipes retrain@0.1x40,not@0.1x20e3 --attacks all --seed 1
-    python benchmarks/prices.py --data cifar10 … --dirichlet 0.1 (or --participation 0.5, --scope class, --leave 3, --k 5)
+    python benchmarks/prices.py --data cifar10 … --dirichlet 0.1 (or --participation 0.5, --scope class, --k 5, …)
     python benchmarks/prices.py --data digits --seed 0 --recipes …                               two cores, minutes
 
 A recipe is METHOD@PEAKxROUNDS, with eE for E local epochs and c for a constant rate instead of a one-cycle. Methods:
 retrain, ft, not, sealed, and a fresh model led by NoT's model (`led`, whose 20 rounds count), by θ* (`led-model`), or
-by a model that never met the leaver (`led-clean`, a control that no operator has). Without --recipes the same 15
-recipes are tried for each, and constant ones as the paper would run them.
+by a model that never met the leaver (`led-clean`, a control that no operator has). Without --recipes the same recipes
+are tried for each tuned method (`SCREEN`), and some beside them, constant ones as the paper would run them.
 
 Ten clients, the first one poisoned (80 % of its rows stamped). One JSON line per recipe goes into the record as soon as
 it is known; what stands there is not done again. `paid` is the first round whose accuracy on validation rows is within
@@ -56,12 +56,22 @@ WITHIN = 2.0
 JUDGED = 2000
 """Rows of each kind that attacks are judged on."""
 ATTACK_RATE = {"cifar10": 0.01, "digits": 0.01}
-SCREENED = ("retrain", "ft", "not", "sealed", "led", "led-model")
-SCREEN: dict[str, tuple[tuple[float, ...], dict[int, tuple[int, ...]], dict[str, int]]] = {
-    "cifar10": ((0.03, 0.1, 0.2), {1: (20, 40, 80), 3: (10, 25)}, {"not": 80, "ft": 80, "sealed": 240, "retrain": 480}),
-    "digits": ((0.02, 0.05, 0.1), {1: (6, 12, 20), 3: (3, 6)}, {"not": 20, "ft": 20, "sealed": 20, "retrain": 60}),
+SCREEN: dict[str, tuple[str, tuple[float, ...], dict[int, tuple[int, ...]], str]] = {
+    "cifar10": (
+        "retrain not led ft",
+        (0.03, 0.06, 0.12),
+        {1: (30, 80), 3: (12, 30)},
+        "led-model@0.03x30 led-clean@0.03x30 sealed@0.03x30 sealed@0.06x80 led-model@0.06x30 led-clean@0.06x30"
+        " not@0.001x80c ft@0.001x80c retrain@0.001x480c",
+    ),
+    "digits": (
+        "retrain ft not sealed led led-model",
+        (0.02, 0.05, 0.1),
+        {1: (6, 12, 20), 3: (3, 6)},
+        "not@0.01x20c ft@0.01x20c sealed@0.01x20c retrain@0.01x60c",
+    ),
 }
-"""Peak rates, rounds by local epochs, and the rounds of the constant recipes."""
+"""The methods that are tuned, their peak rates, their rounds by local epochs; and recipes that stand beside them."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +97,12 @@ class Recipe:
         return f"{self.method}@{self.peak:g}x{self.rounds}{epochs}{'c' if self.constant else ''}"
 
 
-def screen(data: str, lr: float) -> list[Recipe]:
-    """The recipes that every method gets, and the constant ones of the paper."""
-    peaks, lengths, constant = SCREEN[data]
+def screen(data: str) -> list[Recipe]:
+    """The recipes that every tuned method gets, and those beside them."""
+    methods, peaks, lengths, beside = SCREEN[data]
     cycles = [(peak, rounds, epochs) for epochs, all_ in lengths.items() for rounds in all_ for peak in peaks]
-    found = [Recipe(method, *cycle) for cycle in cycles for method in SCREENED]
-    return [*found, *(Recipe(method, lr, rounds, 1, True) for method, rounds in constant.items())]
+    found = [Recipe(method, *cycle) for cycle in cycles for method in methods.split()]
+    return [*found, *map(Recipe.read, beside.split())]
 
 
 class Federation:
@@ -339,7 +349,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if told.device == "cuda" else f"{platform.machine()} CPU"
     federation = Federation(told)
     wanted = told.recipes.split(",") if told.recipes else []
-    recipes = [Recipe.read(one) for one in wanted] or screen(told.data, federation.world.config.training.lr)
+    recipes = [Recipe.read(one) for one in wanted] or screen(told.data)
     for line in lines(federation, recipes, known):
         line = key | line | {"hardware": where, "precision": told.precision, "commit": commit.strip()}
         with told.record.open("a", encoding="utf-8") as file:

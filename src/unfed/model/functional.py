@@ -196,9 +196,7 @@ class Template:
         It needs no hooks, so it works under vmap and compile.
         """
         if training not in self._bodies:
-            body = copy.deepcopy(self._trainer if training else self._evaluator)
-            parent, _, child = self._named_head().rpartition(".")
-            setattr(body.get_submodule(parent), child, nn.Identity())
+            body = _without(self._trainer if training else self._evaluator, self._named_head())
             names = dict(body.named_parameters()) | dict(body.named_buffers())
             self._bodies[training] = body, frozenset(names)
         return self._bodies[training]
@@ -252,6 +250,18 @@ class Template:
 
 _MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a module raises whose input is not what it wants."""
+
+
+def _without(module: nn.Module, name: str) -> nn.Module:
+    """The module with an identity in the place of one submodule.
+
+    It shares all its tensors with the module, because a copy of them cannot be made while a step is traced.
+    """
+    first, _, rest = name.partition(".")
+    found = copy.copy(module)
+    found._modules = dict(module._modules)
+    found._modules[first] = _without(module.get_submodule(first), rest) if rest else nn.Identity()
+    return found
 
 
 class _Slots:
