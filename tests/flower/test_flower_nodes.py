@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,19 @@ from flwr.app import Message
 
 from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
 from test_flower_app import nodes, values
+from unfed import storage
 from unfed.data import Request
+from unfed.errors import UnfedError
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.server import run as serve
 from unfed.folder.deny import on_list
 from unfed.methods import FineTune, Retrain
 from unfed.remote.options import Options
 from unfed.remote.world import nodes_of
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from unfed.runs.world import Residents
 from worlds import assert_same
 from worlds import serve as server_of
 
@@ -314,3 +319,27 @@ def test_a_client_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     assert "unfed.client" in loaded
     heavy = {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "matplotlib", "jinja2", "pandas"}
     assert sorted(loaded & heavy) == []
+
+
+def test_who_joined_late_leaves_by_rewinding_to_before_it_came(tmp_path: Path) -> None:
+    """Bit for bit what the sequential engine makes of the kept model at nodes among whom the leaver never was."""
+    own = {"set": "training.keep_every=1; methods.back={use='retrain', start='rewind'}"}
+    grid = Changing([node(k) for k in (1, 2, 3)], {2: joins(0, 7)})
+    run = serve(grid, values(tmp_path / "run", **three(**own)))
+    assert asked(run)["2"] == ["1", "2", "3"] and "0" in asked(run)["3"]
+    gone = {"mode": "unlearn", "forget_clients": "0", "methods": "back", "until": "2"}
+    run = serve(grid, values(tmp_path / "run", **three(**own) | gone))
+    kept = run.folder.kept_states(run.folder.state_file(Job(0, None, "train")))[2]
+    params = storage.part(storage.load(kept, "kept")[0])["params"]
+    assert_same(here(tmp_path / "other", ["1", "2", "3"], [["1", "2", "3"]] * 2), params)
+    world = simulated(run.config, 0)
+    others = replace(world, holders=Residents(world.clients[1:], world.seeds.partition))
+    server = server_of(others, (), params=params, seed=world.seeds.request("client-0"))
+    for round in (1, 2):
+        params = server.fedavg(params, server.plan(round), server.retained)
+    assert_same(params, run.current(0))
+    said = (
+        'No kept model is from before those who leave took part: client 1 took part in round 1; use methods="retrain"'
+    )
+    with pytest.raises(UnfedError, match=said):
+        serve(grid, values(tmp_path / "run", **three(**own) | gone | {"forget_clients": "1"}))

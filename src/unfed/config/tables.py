@@ -202,6 +202,8 @@ class TrainingConfig(ConfigTable):
     """Which model is θ*: the `last`, or the one with the best test accuracy."""
     record: tuple[str, ...] = ()
     """Methods whose history is recorded for requests that come later (FedEraser, FUKD, PGD)."""
+    keep_every: Annotated[int, Field(ge=0)] = 0
+    """Keep the model after every so many rounds, for `methods.retrain.start = "rewind"`; 0 keeps none."""
 
 
 class UnlearningConfig(ConfigTable):

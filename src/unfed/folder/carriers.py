@@ -33,6 +33,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Halted, UnfedError, UnfedWarning
 from unfed.federation.state import OPTIMISER
+from unfed.folder import kept as kept_models
 from unfed.folder import locks as presence
 from unfed.folder import undo_results
 from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
@@ -342,6 +343,10 @@ class _Look:
             for kept in self.folder.good_states(self.folder.path / file):
                 what = self._grew(job, "an earlier state of a model")
                 yield self._carrier(kept.relative_to(self.folder.path).as_posix(), what, "state")
+            touched = kept_models.touched(self.folder, self.seed, self.clients) if job.parts[1:] == ("train",) else ()
+            for state in touched:
+                what = "a model that training kept after it had taken part"
+                yield self._carrier(state.relative_to(self.folder.path).as_posix(), what, "state")
             for label, history in saved.histories.items():
                 own = [client for client in self.clients if client in history.clients]
                 what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"

@@ -133,6 +133,8 @@ def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Pat
             log = path.with_name(path.name if saved.log is None else saved.log.file)
             if log.relative_to(folder.path).as_posix() not in buried:
                 _told(found, lambda path=path, saved=saved: HistoryLog(path).verify(saved))  # type: ignore[misc]
+        for kept in folder.kept_states(path).values():
+            _told(found, lambda kept=kept: storage.verify(kept, "kept state"))  # type: ignore[misc]
     return states
 
 

@@ -7,6 +7,7 @@ One documented, versioned layout, from which every table and report is computed 
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
     state/SEED/JOB.safetensors                 what a job needs to go on
     state/SEED/train.good-ROUND                the last good states before it, until the training has ended
+    state/SEED/train.kept-ROUND                states kept by `training.keep_every` (`kept.py`)
     state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what attacks brought back (`undo_results.py`)
@@ -235,11 +236,12 @@ class RunFolder:
         numbers: Mapping[str, Any],
         histories: Mapping[str, History] | None = None,
         keep: bool = True,
+        every: int = 0,
     ) -> None:
         """A state, and what changed in the histories that belong to it.
 
         The state counts them, so they can never come from two different rounds. A training keeps the state before,
-        if `keep` says that it is good, and a few more, until it has ended.
+        if `keep` says that it is good, and a few more, until it has ended; of every so many rounds, for good.
         """
         path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
@@ -248,6 +250,7 @@ class RunFolder:
         kept = log.save(histories or {}, None if before is None else before.log)
         if job.request is None:
             self._keep_good(path, keep, ended=bool(numbers.get("finished")))
+            self._keep_for_rewind(path, keep, every, state.round)
         storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
         log.tidy()
 
@@ -261,6 +264,21 @@ class RunFolder:
         kept = self.good_states(path)
         for old in kept if ended else kept[:-GOOD]:
             storage.remove(old)
+
+    def kept_states(self, state: Path) -> dict[int, Path]:
+        """The states that a training kept for good, by their rounds."""
+        return {int(path.name[-9:]): path for path in sorted(state.parent.glob(f"{glob.escape(state.stem)}.kept-*"))}
+
+    def _keep_for_rewind(self, path: Path, keep: bool, every: int, round: int) -> None:
+        """Keep the state before the one of `round`.
+
+        What is not before it belongs to rounds that were taken back.
+        """
+        saved = saved_at(path)
+        if keep and every and saved is not None and 0 < saved.round < round and saved.round % every == 0:
+            storage.link(path, path.with_name(f"{path.stem}.kept-{saved.round:09d}"))
+        for later in (kept for at, kept in self.kept_states(path).items() if at >= round):
+            storage.remove(later)
 
     def step_back(self, job: Job) -> tuple[State, SavedState] | None:
         """Put the last good state of a training in the place of its newest; None where none is left."""

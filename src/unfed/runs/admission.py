@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -30,6 +30,7 @@ from unfed.data import Request
 from unfed.errors import NotRecovered, Refused, UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
 from unfed.federation.robust import Robust
+from unfed.folder import kept
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.folder.layout import elsewhere
@@ -91,8 +92,45 @@ def welcome(config: Config, label: str, request: Request, earlier: Sequence[Requ
     """
     method = config.method(label)
     admit(label, method, request.kind, *offers(config, label, request))
+    if rewinds(method):
+        _rewindable(config)
     method.after(earlier)
     return method.for_requests([*earlier, request])
+
+
+def rewinds(method: Method) -> bool:
+    """Whether a method starts at a model that training kept."""
+    return isinstance(method, Retrain) and method.start == "rewind"
+
+
+def _rewindable(config: Config) -> None:
+    """Refuse to rewind where no model is kept, or what it holds is not known from the run alone."""
+    sums = [label for label, method in config.recorded().items() if method.follows == "sums"]
+    why = ""
+    if not config.training.keep_every:
+        why = "this run kept no model; train with training.keep_every = N"
+    elif config.model.initial is not None:
+        why = "training began at model.initial, and whose data that saw is not known here"
+    elif sums:
+        why = (
+            f"the sums recorded for {listed(sums, last='and')} would lack earlier rounds; train without training.record"
+        )
+    if why:
+        raise UnfedError(f"start = 'rewind' is not possible: {why}, or use start = 'fresh'.")
+
+
+def rewound(folder: RunFolder, world: World, requests: Sequence[Request]) -> History:
+    """The newest kept model that no row of these requests has touched, with the rounds behind it.
+
+    Whose rows those are is asked of the world where the requests do not name owners; clients elsewhere all count.
+    """
+    clients = set[str]()
+    for request in requests:
+        named = books.owners(request)
+        if not named and elsewhere(folder.description()):
+            named = {client.name for client in world.clients}
+        clients |= named or {name for name, client in world.scoped([request]).items() if client.holds("forget")}
+    return kept.before(folder, world.seed, clients)
 
 
 # What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.
@@ -251,11 +289,11 @@ def recorders(
     folder: RunFolder, config: Config, method: Method, previous: Job, world: World, request: Request
 ) -> dict[str, Recorder]:
     """Who goes on recording, and from what, while `method` makes the next model in force."""
-    kept = {label: recorded for label, recorded in config.recorded().items() if recorded.follows}
-    known = folder.load_histories(previous) if kept else {}
+    followed = {label: recorded for label, recorded in config.recorded().items() if recorded.follows}
+    known = folder.load_histories(previous) if followed else {}
     module, seed = world.template.module, world.seeds.request(request.id)
     found: dict[str, Recorder] = {}
-    for label, recorded in kept.items():
+    for label, recorded in followed.items():
         fate = FATES[recorded.follows, method.lineage]
         if fate == "anew":
             found[label] = Recorder(recorded)
@@ -347,15 +385,22 @@ class Admission:
                 return way_back(book, one)
         return ""
 
-    def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
-        """Refuse a method that could not serve the request after those that come before it."""
-        welcome(config, method, request, [e.request for e in ahead])
+    def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry], seed: int) -> int:
+        """Refuse a method that could not serve the request after those that come before it.
+
+        Returns:
+            How many rounds of training it need not repeat.
+        """
+        chosen = welcome(config, method, request, [e.request for e in ahead])
         unbroken(self._run.config, method, _line(ahead))
         if ahead:
             own = config.method(method).for_requests([*(entry.request for entry in ahead), request])
             module = self._run.world(ahead[0].seed).template.module
             same = [seen for _, made, seen in self._made(ahead) if made == own]
             lasting(same[-1] if same else own, self.makers(ahead), module, own.title)
+        if not (rewinds(chosen) and self._run.trained(seed)):  # what is still in training is judged at its turn
+            return 0
+        return rewound(self._run.folder, self._run.world(seed), [*(e.request for e in ahead), request]).rounds
 
     def plan(self, request: Request, seed: int, how: RequestOptions) -> list[Offer]:
         """What each method would cost and give; nothing is run, and nothing is written."""
@@ -364,17 +409,22 @@ class Admission:
         trained = [line for line in self._run.folder.lines() if line["method"] == "train" and line["seed"] == seed]
         last = trained[-1] if trained and trained[-1]["round"] else None
         labels = dict.fromkeys([*config.methods.run, *made])
-        return [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
+        offers = [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
+        if config.training.keep_every and config.setting != "central":
+            again = RequestOptions({**how.set, "start": "rewind"}).on(config, Retrain.name)
+            offered = self._offer(Retrain.name, request, seed, again, last)
+            offers.append(replace(offered, method=f"{Retrain.name} --set start=rewind"))
+        return offers
 
     def _offer(self, label: str, request: Request, seed: int, config: Config, trained: Line | None) -> Offer:
         run, book, chosen = self._run, self._run.folder.book(), config.method(label)
         accepted = [e for e in book.accepted(seed) if e.request.id != request.id]
-        module, refused = run.world(seed).template.module, ""
+        module, refused, behind = run.world(seed).template.module, "", 0
         try:
             chosen = welcome(config, label, request, ())
             chosen.check(module)
             if not self.gone_by(request, seed, accepted, chosen):
-                self.refuse_if_unable(config, label, request, accepted)
+                behind = self.refuse_if_unable(config, label, request, accepted, seed)
                 current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                 not_purged(run.folder, label, chosen, current)
         except UnfedError as error:
@@ -382,7 +432,7 @@ class Admission:
         back = inverse_by(book, config, Job(seed, None, label))
         lasts = "not shown" if not chosen.lasts or chosen.short_of(module) else "nothing to turn back"
         lasts = "exact" if isinstance(chosen, Retrain) else lasts
-        rounds = rounds_of(config, label, chosen)
+        rounds = max(1, rounds_of(config, label, chosen) - behind)
         sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
         there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
         sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)

@@ -57,13 +57,18 @@ def jobs(
     return found
 
 
-def method_facts(config: Config, label: str, method: Method) -> dict[str, Any]:
+def method_facts(config: Config, label: str, method: Method, behind: int = 0) -> dict[str, Any]:
     """What a reader of the run wants to know of a method.
 
-    They are written down once, so that nobody need build the method to read them.
+    They are written down once, so that nobody need build the method to read them. The model that it starts at has so
+    many rounds `behind` it.
     """
-    rounds = rounds_of(config, label, method)
-    return {"title": method.title, "needs": sorted(method.needs), "rounds": rounds}
+    rounds = max(1, rounds_of(config, label, method) - behind)
+    return {
+        "title": method.title + (f" from round {behind}" if behind else ""),
+        "needs": sorted(method.needs),
+        "rounds": rounds,
+    }
 
 
 def plain_facts(config: Config, label: str) -> dict[str, Any]:

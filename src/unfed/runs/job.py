@@ -238,7 +238,7 @@ class JobRunner:
     def _begin(self) -> tuple[State, JobNotes]:
         diary = JobNotes(offset=self.folder.length())
         self.server.ledger, self.server.usual = diary.ledger, diary.usual
-        if "history" in self.method.needs:
+        if self.spec.history is not None:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
         state = usable(next(algorithm.unlearn(self.server, self.method)))
@@ -358,6 +358,8 @@ class JobRunner:
     def _save_due(self, state: State) -> bool:
         if self.method.seals and self._saved_round == 0:
             return True  # the perturbed model must not lie beside the old one any longer
+        if self.job.request is None and (every := self.world.config.training.keep_every) and state.round % every == 0:
+            return True
         rounds, seconds = state.round - self._saved_round, time.monotonic() - self._saved_at
         return self.world.config.checkpoint.due(rounds, seconds) or self.watch.wants_save(self.job)
 
@@ -445,7 +447,8 @@ class JobRunner:
         if self._best_params is not None:
             state = replace(state, tensors={**state.tensors, BEST: self._best_params})
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
-        self.folder.save_state(self.job, state, numbers, histories, self._saved_good)
+        every = self.world.config.training.keep_every
+        self.folder.save_state(self.job, state, numbers, histories, self._saved_good, every)
         self._saved_at, self._saved_round, self._saved_good = time.monotonic(), state.round, diary.fell is None
         self.watch.saved(self.job, state, histories)
 

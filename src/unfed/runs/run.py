@@ -270,6 +270,10 @@ class Run(RunRecord):
         previous = turn.previous or training
         rounds = description.rounds_of(config, turn.label, method)
         settings = world.unlearning_settings(isinstance(method, Retrain), turn.label, config)
+        history = admission.history_of(self.folder, turn.label, method, training, previous)
+        if admission.rewinds(method):
+            history = admission.rewound(self.folder, world, turn.requests)
+            rounds = max(1, rounds - history.rounds)
         recorders = admission.recorders(self.folder, self.config, method, previous, world, request)
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
             more = len(turn.requests) < len(self.config.requests())
@@ -286,7 +290,7 @@ class Run(RunRecord):
             within=config.evaluation.recovered_within,
             gate=None if entry is None else gate_of(world.seeds.evaluation, world.classes, config, entry),
             base=turn.base,
-            history=admission.history_of(self.folder, turn.label, method, training, previous),
+            history=history,
             recorders=recorders,
             pending=lambda: self.queue.book.besides(turn.seed) if turn.batch is None else self.queue.aside(turn.batch),
         )

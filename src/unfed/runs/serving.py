@@ -161,7 +161,8 @@ class Queue:
             refuse_if_alone(config, entry)
             before = [e for e in accepted if not may_share(e, entry)]
             if not self._admission.gone_by(request, seed, accepted, chosen):
-                self._admission.refuse_if_unable(config, method, request, before)
+                behind = self._admission.refuse_if_unable(config, method, request, before, seed)
+                served_by = {"served_by": method_facts(config, method, chosen, behind)}
                 if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                     current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                     admission.not_purged(self._folder, method, chosen, current)
@@ -212,7 +213,7 @@ class Queue:
             ahead = [e for e in ahead if not may_share(e, asked)]
             config = asked.how.on(self._run.config, asked.method)
             if not self._admission.gone_by(request, entry.seed, in_force(others), config.method(asked.method)):
-                self._admission.refuse_if_unable(config, asked.method, request, ahead)
+                self._admission.refuse_if_unable(config, asked.method, request, ahead, entry.seed)
                 self._admission.refuse_if_blind(asked, ahead)
         changed = (
             entry.asked_again(asked, now()) if entry.owed else replace(asked, expires=asked.expires or entry.expires)
@@ -330,7 +331,7 @@ class Queue:
         if batch.shared is None and gone[0]:
             run.score_before(entry.seed, requests, params, base=base)
             return [(entry, Left(gone[0], run.world(entry.seed).evaluator(requests).again(params)))]
-        self._admission.refuse_if_unable(config, entry.method, batch.request, out)
+        self._admission.refuse_if_unable(config, entry.method, batch.request, out, entry.seed)
         run.score_before(entry.seed, requests, params, base=base)
         turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, batch, began_with)
         after = run.unlearn(turn, watch).params
