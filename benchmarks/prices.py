@@ -12,7 +12,7 @@ are tried for each tuned method (`SCREEN`), and some beside them, constant ones 
 
 Ten clients, the first one poisoned (80 % of its rows stamped). One JSON line per recipe goes into the record as soon as
 it is known; what stands there is not done again. `paid` is the first round whose accuracy on validation rows is within
-2 points of θ*'s: that round is the price, and its model is attacked too where --attacks is `all`.
+2 points of θ*'s: that round is the price, and its model is attacked too, unless it is nearly the last.
 
 The rule by which a default is chosen from these numbers, written before they were measured:
 
@@ -276,8 +276,8 @@ def measured(federation: Federation, judge: Judge, recipe: Recipe, requests: Seq
         line["paid"] = {"round": at, "cost": {n: cost[n] for n in ("comm_bytes", "flops")}}
         if at < total:
             line["paid"] |= {"after": judge.numbers(model)}
-            if told.attacks == "all":
-                line["paid"] |= {"attacks": judge.attacked(model, method, True)}
+            if told.attacks != "none" and at < 0.9 * total:
+                line["paid"] |= {"attacks": judge.attacked(model, method, told.attacks == "all")}
     return state.params, line | {"seconds": round(time.monotonic() - begun, 2)}
 
 
