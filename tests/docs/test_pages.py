@@ -23,7 +23,6 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Who runs the Python of a page; a page with Python that is not named here is a page that nobody has tried.
 RUN_BY = {
     "README.md": "docs/test_readme.py::test_the_ten_lines_run",
-    "docs/explanation/how-sure.md": "measures/test_population_measures.py",
     "docs/flower.md": "flower/test_flower_docs.py",
     "docs/how-to/analysis.md": "analysis/test_analysis.py::test_the_page_s_examples_run",
     "docs/how-to/beyond-images.md": "docs/test_docs_data_models.py",
@@ -32,6 +31,7 @@ RUN_BY = {
     "docs/how-to/libraries.md": "central/test_zoo.py",
     "docs/how-to/method.md": "docs/test_docs.py::test_the_method_of_the_how_to_keeps_the_contract",
     "docs/how-to/models.md": "docs/test_docs_data_models.py",
+    "docs/how-to/population.md": "measures/test_population_measures.py",
     "docs/how-to/results.md": "docs/test_product_docs.py::test_the_pages_python_on_results_runs",
     "docs/how-to/transport.md": "remote/test_transports.py::test_the_example_on_the_page_is_a_file_that_runs",
     "docs/how-to/trust.md": "docs/test_trust_docs.py",

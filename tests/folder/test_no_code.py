@@ -153,8 +153,6 @@ LOGGED = {
 CONFIGS = {
     "run": ["run", "tiny.toml", "--quiet"],
     "population": ["population", "tiny.toml", "--models", "2", "--quiet"],
-    "stress": ["stress", "tiny.toml", "--models", "2", "--cases", "backdoor", "--quiet"],
-    "tune": [],
     "demo": [],
     "paper": [],
     "sweep": [],

@@ -600,7 +600,7 @@ def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:
 
 
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs/explanation/how-sure.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/population.md").read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, {})
     assert (

@@ -188,8 +188,6 @@ EXEMPT = (
     "unfed/cli/run.py:run",
     "unfed/cli/studies.py:sweep",
     "unfed/cli/studies.py:population",
-    "unfed/cli/studies.py:stress",
-    "unfed/cli/studies.py:tune",
     "unfed/cli/paper.py:paper",
     "unfed/cli/looking.py:probe",
     "unfed/cli/requests.py:forget",

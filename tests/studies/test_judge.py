@@ -19,6 +19,7 @@ from unfed.measures.population.store import About, Population
 from unfed.report.how_sure import grid
 from unfed.report.views import JudgedPopulation
 from unfed.runs.run import Run
+from unfed.studies import grid as grids
 from unfed.studies.judging import judged, put_into
 from unfed.studies.population import digest_of, populate
 from worlds import Small
@@ -95,6 +96,16 @@ def test_the_command_writes_pages_and_says_a_verdict(small: Small, tmp_path: Pat
     )
     told = CliRunner().invoke(app, ["judge", str(population.folder), "--quick", "--json"])
     assert json.loads(told.stdout)["models"] == 6
+
+
+@pytest.mark.slow
+def test_two_processes_judge_to_the_bytes_of_one(small: Small, tmp_path: Path) -> None:
+    population = made_up(small(*SETS), tmp_path / "p", ("before", "retrain", "ft", "not"))
+    found = judged(population, QUICK)
+    first = (population.folder / FILE).read_bytes()
+    assert judged(population, QUICK, jobs=2) == found and (population.folder / FILE).read_bytes() == first
+    lines = [json.loads(line)["cell"] for line in (population.folder / grids.LINES).read_text().splitlines()]
+    assert sorted(lines) == ["judge ft", "judge ft", "judge not", "judge not"]
 
 
 @pytest.mark.slow

@@ -173,7 +173,7 @@ def test_the_command_says_that_another_process_is_at_some_models(tmp_path: Path)
 def test_two_processes_make_the_bytes_of_one(small: Small, tmp_path: Path) -> None:
     config = small(*TWO, "training.rounds=1", "unlearning.rounds=1", "data.test_size=60", "data.train_size=240")
     one = populate(config, 10, tmp_path / "one")
-    two = populate(config, 10, tmp_path / "two", processes=2)
+    two = populate(config, 10, tmp_path / "two", jobs=2)
     assert len(two.about.cohorts) == 2 and _bytes(one.folder) == _bytes(two.folder)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from populations import written
 from unfed.cli.main import app
 from unfed.cli.options import read_with_methods
-from unfed.cli.studies import stress as command
+from unfed.cli.studies import population as command
 from unfed.config.config import Config
 from unfed.config.tables import PoisonConfig
 from unfed.data import TensorSource, backdoor, camouflage, confuse
@@ -164,16 +164,16 @@ def test_the_cohorts_of_all_cases_are_one_grid_and_the_memorised_rows_come_after
     grids: list[tuple[list[str], int]] = []
     run = grid.run
 
-    def noted(cells: Sequence[grid.GridCell], processes: int, said: grid.Said = grid.quiet) -> None:
-        grids.append(([cell.name for cell in cells], processes))
-        run(cells, 1, said)
+    def noted(cells: Sequence[grid.GridCell], jobs: int, folder: Path, said: grid.Said = grid.quiet) -> None:
+        grids.append(([cell.name for cell in cells], jobs))
+        run(cells, 1, folder, said)
 
     monkeypatch.setattr(grid, "run", noted)
     rounds = ("training.rounds=1", "unlearning.rounds=1", "unlearning.retrain_rounds=1", "training.batch=256")
     heard: set[str] = set()
     config = small(*rounds, 'methods.run=["ft"]')
     cases = ["backdoor", "confusion", "memorised"]
-    stress(config, 2, tmp_path / "s", cases, said=lambda kind, *_: heard.add(kind), processes=2)
+    stress(config, 2, tmp_path / "s", cases, said=lambda kind, *_: heard.add(kind), jobs=2)
     first = ["backdoor, seed 0", "confusion, seed 0", "memorised-known, seed 0"]
     assert grids == [(first, 2), (["memorised, seed 0"], 1)]
     assert {"backdoor, before", "confusion, ft", "memorised-known, retrain", "memorised, retrain"} <= heard
@@ -185,7 +185,7 @@ def test_the_command_says_who_fails(tmp_path: Path) -> None:
         'name = "c"\n[partition]\nclients = 3\n[model]\nname = "cnn-tiny"\n[training]\nrounds = 1\n'
         '[unlearning]\nrounds = 1\n[methods]\nrun = ["ft"]\n'
     )
-    words = ["stress", str(file), "--models", "2", "--cases", "backdoor", "--out", str(tmp_path / "s")]
+    words = ["population", str(file), "--models", "2", "--cases", "backdoor", "--out", str(tmp_path / "s")]
     said = CliRunner().invoke(app, [*words, "--bound", "-1"])
     assert said.exit_code == 0, said.output
     assert "fail: retrain, ft." in said.output
@@ -195,6 +195,8 @@ def test_the_command_says_who_fails(tmp_path: Path) -> None:
     again = json.loads(CliRunner().invoke(app, [*words, "--bound", "101", "--json"]).stdout)
     assert [cell["fails"] for cell in again["cells"]] == [False] * 3
     assert json.loads((tmp_path / "s" / "stress.json").read_text()) == again
+    both = CliRunner().invoke(app, [*words, "--tune", "ft"])
+    assert isinstance(both.exception, UnfedError) and "give one of them" in str(both.exception)
 
 
 def test_the_commands_bound_is_that_of_the_study() -> None:

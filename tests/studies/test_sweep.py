@@ -47,10 +47,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The work is done here and not in a process of its own; who was worked on is listed."""
+    """The work is done here and not in a process of its own; which runs were worked on is listed."""
     done: list[str] = []
 
-    def work(cells: list[GridCell], processes: int, said: Said = quiet) -> Any:
+    def work(cells: list[GridCell], jobs: int, folder: Path, said: Said = quiet) -> Any:
         for cell in cells:
             cell.work(said, *cell.arguments)
             done.append(Path(cell.name).name)
@@ -170,8 +170,14 @@ def test_the_work_is_done_in_processes_of_their_own(here: Path) -> None:
     )
     cells = sweep.cells(sweep.runs_of(members))
     (here / "out/seed-1/run.json").write_text("{")
-    ended = {Path(one.cell.name).name: one.error for one in grid.work(cells, 2)}
+    ended = {Path(one.cell.name).name: one.error for one in grid.work(cells, 2, here / "out")}
     assert ended["seed-0"] == "" and "run.json" in ended["seed-1"]
+    lines = [json.loads(line) for line in (here / "out" / grid.LINES).read_text().splitlines()]
+    assert sorted((Path(line["cell"]).name, bool(line["error"])) for line in lines) == [
+        ("seed-0", False),
+        ("seed-1", True),
+    ]
+    assert all(line["seconds"] > 0 for line in lines)
     assert sweep.cells([Run.open(here / "out/seed-0")]) == []
     assert status(Run.open(here / "out/seed-0"))["state"] == "finished"
 
@@ -191,40 +197,45 @@ def test_a_cell_ends_with_the_process_that_asked_for_it() -> None:
 
 
 def test_a_cell_tells_how_far_it_is_and_why_it_ended() -> None:
-    def work(said: Said, why: str) -> None:
+    def work(said: Said, why: str) -> str:
         said("before", 1, 2)
         if why:
             raise UnfedError(why)
+        return "an answer"
 
     for why in ("", "The disk is full."):
         here, there = multiprocessing.Pipe(duplex=False)
         grid._apart(GridCell("one", work, (why,)), there)
-        assert (here.recv(), here.recv()) == (("before", 1, 2), why)
+        assert (here.recv(), here.recv()) == (("before", 1, 2), [why, None if why else "an answer"])
 
 
-def test_one_process_works_here_and_stops_at_the_first_error() -> None:
+def test_one_process_works_here_and_stops_at_the_first_error(tmp_path: Path) -> None:
     done: list[str] = []
 
-    def work(said: Said, name: str) -> None:
+    def work(said: Said, name: str) -> str:
         done.append(name)
         if name == "b":
             raise UnfedError("b cannot be trained.")
+        return f"{name} found"
 
     cells = [GridCell(name, work, (name,)) for name in "abc"]
     with pytest.raises(UnfedError, match="b cannot be trained"):
-        grid.run(cells, 1)
+        grid.run(cells, 1, tmp_path)
     assert done == ["a", "b"]
+    assert grid.run(cells[::2], 1, tmp_path) == {"a": "a found", "c": "c found"}
+    lines = [json.loads(line) for line in (tmp_path / grid.LINES).read_text().splitlines()]
+    assert [line["cell"] for line in lines] == ["a", "a", "c"], "one line for each cell that ends"
 
 
-def test_several_processes_end_all_cells_and_raise_the_first_error(in_process: list[str]) -> None:
-    def failing(cells: list[GridCell], processes: int, said: Said = quiet) -> Any:
+def test_several_processes_end_all_cells_and_raise_the_first_error(in_process: list[str], tmp_path: Path) -> None:
+    def failing(cells: list[GridCell], jobs: int, folder: Path, said: Said = quiet) -> Any:
         yield from (Ended(cell, 1.0, "" if cell.name == "a" else f"{cell.name} cannot be trained.") for cell in cells)
         in_process.append("all")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(grid, "work", failing)
         with pytest.raises(UnfedError, match="b cannot be trained"):
-            grid.run([GridCell(name, print) for name in "abc"], 2)
+            grid.run([GridCell(name, print) for name in "abc"], 2, tmp_path)
     assert in_process == ["all"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,13 @@ from unfed.measures.population import Resampling, store
 from unfed.report.how_sure import about_tuning, tuned_words
 from unfed.report.views import JudgedPopulation
 from unfed.studies import tuning
+from unfed.studies.grid import quiet
 from unfed.studies.judging import judged
 from unfed.studies.population import populate
 from unfed.studies.tuning import Knob, TrialResult, TuningBudget, knobs, tune, with_values
 from worlds import Small
 
+TUNE = ("--tune", "all", "--trials", "2", "--trial-models", "1")
 SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["retrain"]', "partition.validation=0.2")
 
 
@@ -65,7 +68,8 @@ def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
         return plain(self, values, seeds, said)
 
     monkeypatch.setattr(tuning.Bench, "unlearned", seen)
-    found = tune(small(*SETS), population, "ft", TuningBudget(trials=3, models=2))
+    budget = TuningBudget(trials=3, models=2)
+    (found,) = tune(small(*SETS), population, ["ft"], budget)
     assert [seeds for _, seeds in asked] == [(0, 1)] * 3 + [(0, 1, 2, 3)]
     assert asked[0][0] == {}, "the first trial is the method as it is"
     assert found["trials"] == 3 and found["models"] == 2
@@ -73,12 +77,17 @@ def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
     after = store.load(population.folder)
     assert after.about.kinds == ("before", "retrain", "ft-tuned") and after.done("ft-tuned") == (0, 1, 2, 3)
     assert after.about.tuned["ft-tuned"]["chosen"] == found["chosen"] == asked[-1][0]
+    asked.clear()
+    assert tune(small(*SETS), after, ["ft"], budget) == [found] and asked == [], "it is not tuned again"
     # What may not be looked at is made nonsense, and the choice is the same: test rows, and the second half.
     for seed in after.about.seeds:
         kept = after.read("retrain", seed)
         spoiled = {group: 100.0 * torch.randn_like(t) for group, t in kept.items()}
         store.put(after, "retrain", seed, spoiled if seed > 1 else spoiled | {"forget": kept["forget"]})
-    assert tune(small(*SETS), after, "ft", TuningBudget(trials=3, models=2)) == found
+    untuned = store.describe(after.folder, replace(after.about, tuned={}))
+    assert tune(small(*SETS), untuned, ["ft"], budget) == [found] and len(asked) == 4
+    tune(small(*SETS), store.load(after.folder), ["ft"], TuningBudget(trials=1, models=2))
+    assert len(asked) == 6, "another budget is another tuning"
 
 
 @pytest.mark.slow
@@ -86,7 +95,7 @@ def test_the_method_as_it_is_makes_the_models_of_the_population(small: Small, tm
     """One trial chooses nothing, so the tuned models are those that the method makes untuned."""
     config = small(*SETS[:1], 'methods.run=["ft", "retrain"]', SETS[2])
     population = populate(config, 4, tmp_path / "p")
-    assert tune(config, population, "ft", TuningBudget(trials=1, models=1))["chosen"] == {}
+    assert tune(config, population, ["ft"], TuningBudget(trials=1, models=1))[0]["chosen"] == {}
     after = store.load(population.folder)
     np.testing.assert_allclose(after.logits("ft-tuned", "test"), after.logits("ft", "test"), atol=1e-5)
 
@@ -95,7 +104,7 @@ def test_the_method_as_it_is_makes_the_models_of_the_population(small: Small, tm
 def test_the_page_says_what_was_tuned_with_what(small: Small, tmp_path: Path) -> None:
     config = small(*SETS)
     population = populate(config, 6, tmp_path / "p")
-    tune(config, population, "ft", TuningBudget(trials=2, models=1))
+    tune(config, population, ["ft"], TuningBudget(trials=2, models=1))
     whole = judged(store.load(tmp_path / "p"), Resampling(draws=10, permutations=10))
     assert whole["methods"]["ft-tuned"]["title"] == "FT (tuned)"
     assert whole["tuned"]["ft-tuned"]["on"] == "validation rows and 1 of the first 3 seeds of 6"
@@ -104,33 +113,41 @@ def test_the_page_says_what_was_tuned_with_what(small: Small, tmp_path: Path) ->
 def test_bad_input_is_one_sentence(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     population = made_up(small(*SETS), tmp_path / "p")
     with pytest.raises(UnfedError, match="is a population of another config"):
-        tune(small(*SETS, "training.lr=0.3"), population, "ft")
+        tune(small(*SETS, "training.lr=0.3"), population, ["ft"])
     with pytest.raises(UnfedError, match="Retrain is what every method is compared with"):
-        tune(small(*SETS), population, "retrain")
+        tune(small(*SETS), population, ["retrain"])
     with pytest.raises(UnfedError, match="at least one trial"):
-        tune(small(*SETS), population, "ft", TuningBudget(trials=0))
+        tune(small(*SETS), population, ["ft"], TuningBudget(trials=0))
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UnfedError, match=r"pip install '\.\[tune\]'"):
-        tune(small(*SETS), population, "ft")
+        tune(small(*SETS), population, ["ft"])
 
 
 def test_the_command_says_what_was_chosen(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     population = made_up(small(*SETS), tmp_path / "p")
+    asked: list[list[str]] = []
 
-    def chosen(*args: Any) -> dict[str, Any]:
-        return {"trials": 2, "models": 1, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
+    def chosen(config: Any, found: Any, names: list[str], budget: Any, said: Any, jobs: Any) -> list[dict[str, Any]]:
+        asked.append(names)
+        said("ft: distance 0.100, drop 1.00 points", 1, 2)
+        how = {"trials": 2, "models": 1, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
+        return [how for _ in names]
 
     monkeypatch.setattr("unfed.studies.tuning.tune", chosen)
-    command = ["tune", "ft", "demo", "--trials", "2", "--population", str(population.folder)]
+    monkeypatch.setattr("unfed.studies.population.populate", lambda *args: population)
+    monkeypatch.setattr("unfed.studies.population.missing", lambda *args: 0)
+    command = ["population", "demo", "--tune", "all", "--trials", "2", "--out", str(population.folder)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "FT was tuned over 2 trials on validation rows: unlearning.lr = 0.0123." in done.output.replace("\n", " ")
-    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["trials"] == 2
+    assert "FT, trial 1 of 2: distance 0.100, drop 1.00 points" in done.output.replace("\n", " ")
+    assert asked == [["ft"]], "all that are there, Retrain aside"
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["tuned"][0]["trials"] == 2
 
 
 @pytest.mark.slow
 def test_from_a_population_to_a_page_that_says_what_was_tuned_with_what(small: Small, tmp_path: Path) -> None:
-    """Three commands: train, tune all alike, judge. Nobody who was tuned had more than another."""
+    """Three commands: train, tune all alike, judge, two processes each. No method has a larger budget than another."""
     file, out = tmp_path / "c.toml", str(tmp_path / "p")
     file.write_text(
         'name = "c"\nseed = 0\n[partition]\nclients = 3\nvalidation = 0.2\n[model]\nname = "cnn-tiny"\n[training]\n'
@@ -139,8 +156,8 @@ def test_from_a_population_to_a_page_that_says_what_was_tuned_with_what(small: S
     )
     for command in (
         ["population", str(file), "--models", "6", "--out", out, "--quiet"],
-        ["tune", "all", str(file), "--trials", "2", "--models", "1", "--population", out, "--quiet"],
-        ["judge", out, "--quick"],
+        ["population", str(file), "--models", "6", "--out", out, "--quiet", *TUNE, "--jobs", "2"],
+        ["judge", out, "--quick", "--jobs", "2"],
     ):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
@@ -161,8 +178,10 @@ def test_where_every_trial_spoils_the_model_the_page_says_so(
     monkeypatch.setattr(
         tuning, "Bench", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: TrialResult(1.0, 30.0))
     )
-    monkeypatch.setattr(tuning, "_kept", lambda *args: None)
-    found = tune(small(*SETS), population, "ft", TuningBudget(trials=2, models=1))
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(tuning, "_kept", lambda *args: kept.append(args[-1]))
+    tuning._tune(quiet, small(*SETS).to_json(), str(population.folder), "ft", TuningBudget(trials=2, models=1))
+    (found,) = kept
     assert found["spoiled"] and "cost more validation accuracy than allowed" in tuned_words("FT", found)
     assert "this one least (30.0 points)" in tuned_words("FT", found)
     assert "validation accuracy" not in tuned_words("FT", found | {"spoiled": False})

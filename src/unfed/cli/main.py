@@ -53,8 +53,6 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": looking.evaluate,
         "population": studies.population,
         "judge": studies.judge,
-        "stress": studies.stress,
-        "tune": studies.tune,
         "check": looking.check,
     },
     "Models and folders": {

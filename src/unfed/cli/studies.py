@@ -1,9 +1,9 @@
-"""The commands over many models: `sweep`, `population`, `judge`, `stress`, `tune`."""
+"""The commands over many models: `sweep`, `population`, `judge`."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -28,7 +28,7 @@ from unfed.cli.options import (
     resumable,
     with_device,
 )
-from unfed.errors import UnfedError, counted, typed
+from unfed.errors import UnfedError, counted
 
 if TYPE_CHECKING:
     from unfed.config.config import Config
@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from unfed.studies.grid import Said
     from unfed.studies.stress import HarmLeft
     from unfed.studies.sweep import Axis, Member
-    from unfed.studies.tuning import TrialResult
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="How many at once; default: one per core where each computes on one thread.", rich_help_panel=HOW
+    ),
+]
 BESIDE = 3
 """So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
 
@@ -56,12 +61,7 @@ def sweep(
         ),
     ] = [],  # noqa: B006  (typer reads the default, and no command changes it)
     methods: Methods = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs at once; default: one per core where each computes on one thread, else 1.", rich_help_panel=HOW
-        ),
-    ] = None,
+    jobs: Jobs = None,
     sets: Sets = [],  # noqa: B006
     allow_code: AllowCode = False,
     rule: Annotated[
@@ -105,11 +105,11 @@ def sweep(
         failed = _sweep(runs, jobs, allow_code, as_json or quiet, where)
     page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
     if as_json:
-        told = [
+        made = [
             {"run": str(one.run.folder.path), "changes": list(one.variant.changes), "methods": list(one.place.labels)}
             for one in members
         ]
-        echo_json({"page": page and str(page), "runs": told, "failed": failed})
+        echo_json({"page": page and str(page), "runs": made, "failed": failed})
     if failed:
         first, sentence = next(iter(failed.items()))
         raise UnfedError(f"{len(failed)} of {len(runs)} runs did not end; the first, {first}: {sentence}")
@@ -125,7 +125,7 @@ def _own(methods: str | None, axes: Sequence["Axis"]) -> list[str]:
 
 
 def _sweep(runs: Sequence["Run"], jobs: int | None, allow_code: bool, silent: bool, where: Path) -> dict[str, str]:
-    """Do what is not done, and tell of each; what failed, by folder."""
+    """Do what is not done, and name each run that ends; what failed, by folder."""
     from unfed.cli.display import clock_text
     from unfed.studies import grid
     from unfed.studies import sweep as sweeping
@@ -133,7 +133,7 @@ def _sweep(runs: Sequence["Run"], jobs: int | None, allow_code: bool, silent: bo
     at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
     if not silent:
         say(f"{counted(len(runs), 'run')} in {where}, {at_once} at once.")
-    for one in grid.work(sweeping.cells(runs, allow_code), at_once):
+    for one in grid.work(sweeping.cells(runs, allow_code), at_once, where):
         done += 1
         if one.error:
             failed[one.cell.name] = one.error
@@ -156,17 +156,17 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
     from unfed.studies import sweep as sweeping
 
     merged = {name: sweeping.merged(members) for name, members in groups.items()}
-    told = [Compared(name, RunInfo.of(info), lines) for name, (info, lines) in merged.items()]
-    told = [one for one in told if one.lines]
-    if len(told) < 2:
+    shown = [Compared(name, RunInfo.of(info), lines) for name, (info, lines) in merged.items()]
+    shown = [one for one in shown if one.lines]
+    if len(shown) < 2:
         return None
-    data = render(told, rule=rule).encode()
+    data = render(shown, rule=rule).encode()
     shared = sweeping.runs_of([one for members in groups.values() for one in members])
     enter_comparison([run.folder.path for run in shared], page, data)
     storage.deliver(page, data)
     if not silent:
-        found = compared_rows(told, rule)
-        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", words_of(told))
+        found = compared_rows(shown, rule)
+        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", words_of(shown))
         stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
     return page
 
@@ -177,43 +177,79 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
 def population(
     config: ConfigArgument,
     models: Annotated[
-        int, typer.Option(help="How many models of each kind; 32 or more for an attack.", rich_help_panel=HOW)
-    ] = 64,
+        int | None,
+        typer.Option(help="Models of each kind; default 64, with --cases 4. An attack needs 32.", rich_help_panel=HOW),
+    ] = None,
     methods: MethodsOrAll = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Tune these methods on the first half: `not,ft`, or `all` that are there.", rich_help_panel=HOW
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="With --tune: how many for every method.", rich_help_panel=HOW)] = 20,
+    trial_models: Annotated[int, typer.Option(help="With --tune: models in each trial.", rich_help_panel=HOW)] = 4,
+    cases: Annotated[
+        str | None,
+        typer.Option(help="Harder forget sets instead: `backdoor,camouflage`, or `all`.", rich_help_panel=HOW),
+    ] = None,
+    bound: Annotated[
+        float, typer.Option(help="With --cases: above this harm, in percent, a method fails.", rich_help_panel=HOW)
+    ] = 10.0,
     sets: Sets = [],  # noqa: B006
     device: Device = None,
-    processes: Annotated[
-        int | None, typer.Option(help="How many at once; default: one per core of a CPU.", rich_help_panel=HOW)
-    ] = None,
+    jobs: Jobs = None,
     allow_code: AllowCode = False,
-    out: Annotated[Path | None, out_option("Where it goes; default runs/NAME-population.", file=False)] = None,
+    out: Annotated[
+        Path | None, out_option("Where it goes; default runs/NAME-population, with --cases NAME-stress.", file=False)
+    ] = None,
     as_json: Json = False,
     silent: Quiet = False,
 ) -> None:
     """Many models of one config, for evidence that has a spread.
 
-    Trains N models before, N Retrains and N of every method, each under its own training seed. They are kept as what
-    they say about the same rows. Given again, the command goes on where it was, and adds models or methods that were
-    not asked for before.
+    Trains N models before, N Retrains and N of every method, each under its own training seed, and keeps what they say
+    about the same rows. Given again, the command does what is missing, and adds models or methods. `unfed judge` says
+    what follows.
+
+    With --tune, hyperparameters are chosen on validation rows and the first half of the models, with the same number
+    of trials for every method. All models then unlearn with them, as METHOD-tuned.
+
+    With --cases, each case is a population of its own: poisoned rows of which half are named, one of two colluders,
+    swapped classes, a hidden backdoor that a departure arms, the most memorised rows. The table says which methods
+    fail, Retrain included.
     """
-    from unfed.measures.population.store import accuracies
+    from unfed.measures.population import store
     from unfed.studies.population import missing, populate
 
-    read = read_with_methods(config, with_device(sets, device), methods, serving=True)
-    folder = out or Path("runs", f"{read.name}-population")
+    if cases is not None and tune is not None:
+        raise UnfedError("--cases makes populations of other requests, and --tune needs this one; give one of them.")
+    count = models if models is not None else 64 if cases is None else 4
+    read = read_with_methods(config, with_device(sets, device), methods, serving=cases is None)
+    folder = out or Path("runs", f"{read.name}-{'population' if cases is None else 'stress'}")
     with resumable(), _Bar(stderr, silent or as_json) as bar:
-        found = populate(read, models, folder, bar.said, processes)
-    if left := missing(found, read, models):
+        if cases is not None:
+            harm = _stress(read, count, folder, cases, bound, bar.said, jobs)
+        else:
+            found = populate(read, count, folder, bar.said, jobs)
+    if cases is not None:
+        _show_harm(harm, count, bound, folder, as_json, silent)
+        return
+    if left := missing(found, read, count):
         stderr.print(
             f"Another process is at {left} of the models in {escape(str(folder))}; give the same command again when it"
             " is done.",
             soft_wrap=True,
         )
-    rows = accuracies(found)
+    with resumable():
+        tuned = None if tune is None else _tune(read, found, tune, trials, trial_models, jobs, as_json or silent)
+    found = store.load(folder)
+    rows = store.accuracies(found)
     if as_json:
-        echo_json({"population": str(folder), "models": models, "accuracy": [row.to_json() for row in rows]})
+        whole = {"population": str(folder), "models": count, "accuracy": [row.to_json() for row in rows]}
+        echo_json(whole | ({} if tuned is None else {"tuned": tuned}))
     elif not silent:
-        _tell_accuracies(found, rows)
+        _show_accuracies(found, rows)
 
 
 class _Bar:
@@ -254,7 +290,7 @@ class _Bar:
         self._kind = kind
 
 
-def _tell_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
+def _show_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
     about = found.about
     title = f"{about.name}, request {about.request}: {about.models} models of each kind, mean ± std over training seeds"
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
@@ -272,6 +308,7 @@ def judge(
     population: Annotated[Path, typer.Argument(metavar="POPULATION", help="A folder of `unfed population`.")],
     run: Annotated[Path | None, typer.Option(help="A run of the same config, whose report shows it too.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the draws: wider rounding, for a look.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Methods at once; default: one per core.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -292,7 +329,7 @@ def judge(
     found = store.load(population)
     if not (as_json or quiet):
         stderr.print(f"Judging {found.about.models} models of each kind …", soft_wrap=True)
-    whole = judged(found, QUICK if quick else None)
+    whole = judged(found, QUICK if quick else None, jobs)
     report = population / "report.html"
     storage.write_bytes(report, population_page(JudgedPopulation.of(whole)).encode())
     if opened is not None:
@@ -301,11 +338,11 @@ def judge(
     if as_json:
         echo_json(whole)
     elif not quiet:
-        _tell_judged(JudgedPopulation.of(whole))
+        _show_judged(JudgedPopulation.of(whole))
         say(f"Report: {report}")
 
 
-def _tell_judged(whole: "JudgedPopulation") -> None:
+def _show_judged(whole: "JudgedPopulation") -> None:
     from unfed.report.how_sure import COLUMNS, about_tuning, answer_sentences, grid
 
     (*methods, own), notes = grid(whole)
@@ -322,58 +359,31 @@ def _tell_judged(whole: "JudgedPopulation") -> None:
     say(*notes, *about_tuning(whole))
 
 
-# --- stress and tune --------------------------------------------------------------------------------------------------
+# --- cases and tuning -------------------------------------------------------------------------------------------------
 
 
-def stress(
-    config: ConfigArgument,
-    models: Annotated[int, typer.Option(help="How many models of each kind, per case.", rich_help_panel=HOW)] = 4,
-    cases: Annotated[
-        str | None, typer.Option(help="Which cases, with commas; default: all.", rich_help_panel=HOW)
-    ] = None,
-    bound: Annotated[
-        float, typer.Option(help="Above this harm, in percent, a method fails.", rich_help_panel=HOW)
-    ] = 10.0,
-    methods: MethodsOrAll = None,
-    sets: Sets = [],  # noqa: B006
-    device: Device = None,
-    allow_code: AllowCode = False,
-    out: Annotated[Path | None, out_option("Where it goes; default runs/NAME-stress.", file=False)] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Harder forget sets: which methods fail, Retrain included.
+def _stress(
+    config: "Config", models: int, folder: Path, cases: str, bound: float, said: "Said", jobs: int | None
+) -> list["HarmLeft"]:
+    """Train what is missing of these cases, and see what is left behind."""
+    from unfed.studies.stress import CASES, stress
 
-    Poisoned rows of which half are named, one of two colluders, swapped classes, a hidden backdoor that a departure
-    arms, the most memorised rows. Each case is a population; given again, the command goes on where it was.
-    """
+    names = list(CASES) if cases == "all" else [name.strip() for name in cases.split(",") if name.strip()]
+    return stress(config, models, folder, names, bound, said, jobs)
+
+
+def _show_harm(cells: list["HarmLeft"], models: int, bound: float, folder: Path, as_json: bool, silent: bool) -> None:
+    """Write down which methods fail, and show it."""
     from unfed import storage
     from unfed.studies.stress import CASES
-    from unfed.studies.stress import stress as measure
 
-    read = read_with_methods(config, with_device(sets, device), methods)
-    folder = out or Path("runs", f"{read.name}-stress")
-    names = list(CASES) if cases is None else [name.strip() for name in cases.split(",") if name.strip()]
-    last = [""]
-
-    def said(kind: str, round: int, rounds: int) -> None:
-        if not (as_json or quiet) and last[0] != kind:
-            last[0] = kind
-            stderr.print(f"{escape(last[0])}: {rounds} rounds of {models} models", soft_wrap=True)
-
-    with resumable():
-        cells = measure(read, models, folder, names, bound, said, processes=None)
     found = {"models": models, "bound": bound, "cells": [cell.to_json() for cell in cells]}
     storage.write_json(folder / "stress.json", found)
     if as_json:
         echo_json(found)
-    elif not quiet:
-        _tell_harm(cells, names, models, bound)
-
-
-def _tell_harm(cells: list["HarmLeft"], cases: list[str], models: int, bound: float) -> None:
-    from unfed.studies.stress import CASES
-
+    if as_json or silent:
+        return
+    cases = list(dict.fromkeys(cell.case for cell in cells))
     title = (
         f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
         " In parentheses: accuracy on test rows."
@@ -389,11 +399,11 @@ def _tell_harm(cells: list["HarmLeft"], cases: list[str], models: int, bound: fl
     stdout.print(table)
     for case in cases:
         failing = [cell.kind for cell in cells if cell.case == case and cell.fails and cell.kind != "before"]
-        told = f"fail: {', '.join(failing)}" if failing else "no method fails"
+        verdict = f"fail: {', '.join(failing)}" if failing else "no method fails"
         before = by_place["before", case]
         if not (failing or before.fails):
-            told = f"nothing is shown, because the models before have no harm above the bound ({before.mean:.1f} %)"
-        say(f"{case} ({CASES[case].title}): {told}.")
+            verdict = f"nothing is shown, because the models before have no harm above the bound ({before.mean:.1f} %)"
+        say(f"{case} ({CASES[case].title}): {verdict}.")
 
 
 def _cell(cell: "HarmLeft | None") -> str:
@@ -403,62 +413,29 @@ def _cell(cell: "HarmLeft | None") -> str:
     return f"{cell.mean:.1f} ± {cell.std:.1f}{' ✗' if cell.fails else ''} ({cell.test:.0f})"
 
 
-def tune(
-    methods: Annotated[
-        str, typer.Argument(metavar="METHOD", help="Which, as in `unfed methods`; several with commas, or `all`.")
-    ],
-    config: Annotated[str, typer.Argument(metavar="FILE", help="The population's config: a TOML file, or a preset.")],
-    trials: Annotated[int, typer.Option(help="How many for every method.", rich_help_panel=HOW)] = 20,
-    models: Annotated[
-        int, typer.Option(help="Models in each trial, of the population's first half.", rich_help_panel=HOW)
-    ] = 4,
-    population: Annotated[Path | None, typer.Option(help="Default: runs/NAME-population.", rich_help_panel=HOW)] = None,
-    sets: Sets = [],  # noqa: B006
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Choose a method's hyperparameters on half of a population.
-
-    They are chosen on validation rows and the population's first half. Every method gets the same number of trials. All
-    models of the population then unlearn with what was chosen, and stand in it as METHOD-tuned: `unfed judge` judges
-    them on the second half, and says what was tuned with what. `all` are the methods that the population has models of.
-    """
-    from unfed.measures.population import store
+def _tune(
+    config: "Config", found: "Population", methods: str, trials: int, models: int, jobs: int | None, silent: bool
+) -> list[dict[str, Any]]:
+    """Choose hyperparameters, and say of every trial what it showed."""
+    from unfed.measures.population.store import BEFORE, RETRAIN
     from unfed.report.how_sure import tuned_words
     from unfed.studies.judging import title_of
-    from unfed.studies.tuning import TuningBudget, tuned_label
-    from unfed.studies.tuning import tune as choose
-
-    read = read_config(config, sets)
-    opened = store.load(population or Path("runs", f"{read.name}-population"))
-    silent, found = as_json or quiet, []
-    for method in _named(methods, opened):
-
-        def said(trial: int, seen: "TrialResult | None", title: str = title_of(method)) -> None:
-            if not silent:
-                what = "no usable model"
-                if seen is not None:
-                    what = f"distance {seen.distance:.3f}, drop {seen.drop:.2f} points"
-                stderr.print(f"{escape(title)}, trial {trial + 1} of {trials}: {what}", soft_wrap=True)
-
-        found.append(choose(read, store.load(opened.folder), method, TuningBudget(trials, models), said))
-        if not silent:
-            say(tuned_words(title_of(method), found[-1]), f"Kept as {tuned_label(method)}.")
-    if as_json:
-        echo_json(found[0] if len(found) == 1 else found)
-    elif not quiet:
-        say(f"Next: `{typed('judge', opened.folder)}`.")
-
-
-def _named(methods: str, population: "Population") -> list[str]:
-    """The methods that are meant."""
-    from unfed.measures.population.store import BEFORE, RETRAIN
+    from unfed.studies.tuning import TuningBudget, tune, tuned_label
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if names == ["all"]:
-        aside = (BEFORE, RETRAIN, *population.about.tuned)
-        names = [kind for kind in population.about.kinds if kind not in aside]
+        aside = (BEFORE, RETRAIN, *found.about.tuned)
+        names = [kind for kind in found.about.kinds if kind not in aside]
     if not names:
-        raise UnfedError(f"{population.folder} has no method's models to tune; name a method, for example not.")
-    return names
+        raise UnfedError(f"{found.folder} has no method's models to tune; name a method, for example not.")
+
+    def said(seen: str, trial: int, trials: int) -> None:
+        if not silent:
+            label, _, what = seen.partition(": ")
+            stderr.print(f"{escape(title_of(label))}, trial {trial} of {trials}: {escape(what)}", soft_wrap=True)
+
+    tuned = tune(config, found, names, TuningBudget(trials, models), said, jobs)
+    if not silent:
+        for name, how in zip(names, tuned, strict=True):
+            say(tuned_words(title_of(name), how), f"Kept as {tuned_label(name)}.")
+    return tuned

@@ -15,18 +15,26 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder.judged import FILE, SCHEMA, file_of
-from unfed.measures.population import ForgottenRows, Resampling, judge
+from unfed.measures.population import ForgottenRows, Judge, Resampling, store
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.methods import METHODS
 from unfed.requests.book import overlap, owners
 from unfed.runs.record import RunRecord
+from unfed.studies import grid
+from unfed.studies.grid import GridCell, Said
 from unfed.studies.population import of_another
 
 QUICK = Resampling(draws=200, permutations=200)
 
 
-def judged(population: Population, effort: Resampling | None = None) -> dict[str, Any]:
-    """Measure a population, and keep what was found in its folder."""
+def judged(population: Population, effort: Resampling | None = None, jobs: int | None = 1) -> dict[str, Any]:
+    """Measure a population, and keep what was found in its folder.
+
+    Args:
+        population: With a method's models beside Retrains.
+        effort: How many draws stand behind intervals and p-values.
+        jobs: How many methods are measured at once, each in a process of its own; None is one per core.
+    """
     about, effort = population.about, effort or Resampling()
     kinds = {kind: len(population.done(kind)) for kind in about.kinds if kind not in (BEFORE, RETRAIN)}
     methods = {kind: title_of(kind) for kind, models in kinds.items() if models == about.models}
@@ -37,6 +45,12 @@ def judged(population: Population, effort: Resampling | None = None) -> dict[str
         )
     if not methods:
         population.logits(next(iter(kinds)), "forget")  # which says how many are missing
+    judges = _judge(population, effort)
+    count = grid.at_once(len(methods), True, jobs)
+    shared = () if count > 1 else (judges,)
+    told = str(population.folder), effort
+    cells = [GridCell(f"judge {kind}", _measured, (*told, kind, title, *shared)) for kind, title in methods.items()]
+    found = grid.run(cells, count, population.folder)
     whole = {
         "schema": SCHEMA,
         "name": about.name,
@@ -47,10 +61,21 @@ def judged(population: Population, effort: Resampling | None = None) -> dict[str
         "effort": asdict(effort),
         "tuned": dict(about.tuned),
         "unfinished": {title_of(kind): models for kind, models in kinds.items() if kind not in methods},
-        **judge(population, methods, rows_of(population), effort, population.rounds()),
+        **judges.whole({kind: found[f"judge {kind}"] for kind in methods}),
     }
     storage.write_json(population.folder / FILE, whole)
     return whole
+
+
+def _judge(population: Population, effort: Resampling) -> Judge:
+    return Judge(population, rows_of(population), effort, population.rounds())
+
+
+def _measured(
+    said: Said, folder: str, effort: Resampling, kind: str, title: str, judges: Judge | None = None
+) -> dict[str, Any]:
+    """Measure one method."""
+    return (judges or _judge(store.load(folder), effort)).of(kind, title)
 
 
 def title_of(kind: str) -> str:

@@ -84,7 +84,7 @@ def populate(
     models: int,
     folder: str | Path,
     said: Said = quiet,
-    processes: int | None = 1,
+    jobs: int | None = 1,
     together: bool = True,
 ) -> Population:
     """Train what is missing of a population with so many models of each kind.
@@ -94,15 +94,16 @@ def populate(
         models: How many of each kind.
         folder: Where the population is, or where it is to be.
         said: Called after every round.
-        processes: How many work at once; None is one per core where each computes on one thread of the CPU. The
+        jobs: How many work at once; None is one per core where each computes on one thread of the CPU. The
             models are the same bytes.
         together: False is one federation after another: the same to the last bits, more slowly.
     """
-    if (processes or 1) > 1 and config.code():
-        raise UnfedError("Code of your own runs in one process only; leave --processes out.")
-    world, cells = begun(config, models, Path(folder), together)
-    count = at_once(world, len(cells), processes)
-    grid.run(cells if count > 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells], count, said)
+    refuse_code_apart(config, jobs)
+    where = Path(folder)
+    world, cells = begun(config, models, where, together)
+    count = at_once(world, len(cells), jobs)
+    given = cells if count > 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells]
+    grid.run(given, count, where, said)
     return store.load(folder)
 
 
@@ -126,8 +127,14 @@ def begun(config: Config, models: int, where: Path, together: bool = True) -> tu
     return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*told, seeds, together)) for seeds in left]
 
 
+def refuse_code_apart(config: Config, jobs: int | None) -> None:
+    """Code is permitted to one process."""
+    if (jobs or 1) > 1 and config.code():
+        raise UnfedError("Code of your own runs in one process only; leave --jobs out.")
+
+
 def at_once(world: World, cells: int, wanted: int | None = None) -> int:
-    """How many cohorts of this world are worked on at once."""
+    """How many cells of this world are worked on at once."""
     alone = world.device.type == "cpu" and world.threads == 1 and not world.config.code()
     return grid.at_once(cells, alone, wanted)
 

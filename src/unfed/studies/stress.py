@@ -179,7 +179,7 @@ def stress(
     cases: Sequence[str],
     bound: float = BOUND,
     said: Said = quiet,
-    processes: int | None = 1,
+    jobs: int | None = 1,
 ) -> list[HarmLeft]:
     """Train what is missing of every case, and say what is left behind, by case and kind of model.
 
@@ -190,7 +190,7 @@ def stress(
         cases: Names of `CASES`.
         bound: Above this many percent of harm a method fails.
         said: Called after every round, with "CASE, KIND" as the kind.
-        processes: How many work at once; None is one per core where each computes on one thread of the CPU.
+        jobs: How many work at once; None is one per core where each computes on one thread of the CPU.
     """
     if math.isnan(bound):
         raise UnfedError("--bound is the percentage of harm above which a method fails, not nan.")
@@ -200,10 +200,10 @@ def stress(
         if name not in CASES:
             raise UnfedError(f"There is no case {name!r}; use {listed(CASES)}.{nearest(name, CASES)}")
     if config.partition.clients < 3:
-        raise UnfedError("These cases take at least three clients: one poisons, one helps it, and somebody stays.")
+        raise UnfedError("These cases take at least three clients: one poisons, one helps it, and one stays.")
 
     def trained(configs: Mapping[str, Config]) -> None:
-        _trained(configs, models, Path(folder), said, processes)
+        _trained(configs, models, Path(folder), said, jobs)
 
     own = {name: changed(config, CASES[name].change(config)) for name in cases if name != "memorised"}
     trained(own | ({KNOWN: _known(config)} if "memorised" in cases else {}))
@@ -222,14 +222,14 @@ def stress(
     return found
 
 
-def _trained(configs: Mapping[str, Config], models: int, folder: Path, said: Said, processes: int | None) -> None:
+def _trained(configs: Mapping[str, Config], models: int, folder: Path, said: Said, jobs: int | None) -> None:
     """Train what is missing of some cases' populations, all cohorts in one grid."""
     cells: list[grid.GridCell] = []
     for name, config in configs.items():
         world, left = begun(config, models, folder / name)
         cells += [replace(cell, work=_of_case, arguments=(name, cell.work, *cell.arguments)) for cell in left]
     if cells:
-        grid.run(cells, at_once(world, len(cells), processes), said)
+        grid.run(cells, at_once(world, len(cells), jobs), folder, said)
     for name, config in configs.items():
         population = store.load(folder / name)
         if any(len(population.done(kind)) < population.about.models for kind in (RETRAIN, *config.methods.run)):

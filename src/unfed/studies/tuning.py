@@ -9,6 +9,8 @@ The first trial is the method as the config has it, so what is chosen is never w
 Test rows and the second half of the population are not looked at. With what was chosen all seeds unlearn, and are kept
 in the population as METHOD-tuned.
 
+Every method is a cell of a grid. A method that was tuned with the same budget and hyperparameters is not tuned again.
+
 Tuned are the recovery's learning rate and the method's own numbers and switches, around what they are: rates and other
 numbers from a tenth to ten times (a share ends at 1), whole numbers from half to twice. What a method records while the
 model is trained cannot be changed afterwards, so of those that need history only the rate is tuned.
@@ -17,7 +19,7 @@ model is trained cannot be changed afterwards, so of those that need history onl
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,17 @@ import numpy as np
 from unfed import rng
 from unfed.config.config import Config
 from unfed.errors import UnfedError, extra
+from unfed.folder import locks as presence
 from unfed.measures.population import store
 from unfed.measures.population.signals import margin
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.model.params import Params
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
+from unfed.studies import grid
 from unfed.studies.cohort import Cohort
-from unfed.studies.grid import Said, quiet
-from unfed.studies.population import RowGroups, of_another
+from unfed.studies.grid import GridCell, Said, quiet
+from unfed.studies.population import RowGroups, at_once, of_another, refuse_code_apart
 from unfed.values import is_measured
 
 Values = Mapping[str, Any]
@@ -86,6 +90,9 @@ class TrialResult:
 
     distance: float
     drop: float
+
+    def __str__(self) -> str:
+        return f"distance {self.distance:.3f}, drop {self.drop:.2f} points"
 
     def spoiled(self, within: float) -> bool:
         """Whether it cost more validation accuracy than so many points."""
@@ -188,17 +195,59 @@ class Bench:
         return float(value)
 
 
-@process_as_before()
 def tune(
     config: Config,
     population: Population,
-    label: str,
-    budget: TuningBudget | None = None,
-    said: Callable[[int, TrialResult | None], None] = lambda trial, seen: None,
-) -> dict[str, Any]:
-    """Choose a method's hyperparameters, unlearn all seeds with them, and keep both in the population."""
-    budget = budget or TuningBudget()
-    _check(config, population, label, budget)
+    labels: Sequence[str],
+    budget: TuningBudget = TuningBudget(),  # noqa: B008  (frozen)
+    said: Said = quiet,
+    jobs: int | None = 1,
+) -> list[dict[str, Any]]:
+    """Choose the hyperparameters of some methods, and unlearn all seeds with them.
+
+    Both are kept in the population.
+
+    Args:
+        config: The population's.
+        population: Whose first half the trials are measured on.
+        labels: The methods.
+        budget: What every method gets.
+        said: Called after every trial: the method and what the trial showed, its number, how many there are.
+        jobs: How many methods are tuned at once; None is one per core where each computes on one thread of the CPU.
+
+    Returns:
+        How each method's hyperparameters were chosen.
+    """
+    refuse_code_apart(config, jobs)
+    for label in labels:
+        _check(config, population, label, budget)
+    _optuna()
+    told, where = config.to_json(), population.folder
+    left = [label for label in labels if not _tuned(config, population, label, budget)]
+    cells = [GridCell(f"tune {label}", _tune, (told, str(where), label, budget)) for label in left]
+    if cells:
+        count = 1 if jobs == 1 else at_once(simulated(config, config.seed_list[0]), len(cells), jobs)
+        grid.run(cells, count, where, said)
+    return [dict(store.load(where).about.tuned[tuned_label(label)]) for label in labels]
+
+
+def _tuned(config: Config, population: Population, label: str, budget: TuningBudget) -> bool:
+    """Whether a method was tuned like this, and all of its tuned models are there."""
+    kind, about = tuned_label(label), population.about
+    how, half = about.tuned.get(kind, {}), about.models // 2
+    wanted = {"trials": budget.trials, "models": min(budget.models, half), "configured": _table(config, label)}
+    return all(how.get(key) == value for key, value in wanted.items()) and population.done(kind) == about.seeds
+
+
+def _table(config: Config, label: str) -> dict[str, Any]:
+    """A method's own table in a config."""
+    return dict(config.to_json()["methods"].get(label) or {})
+
+
+@process_as_before()
+def _tune(said: Said, stated: dict[str, Any], folder: str, label: str, budget: TuningBudget) -> None:
+    """Tune one method."""
+    config, population = Config.kept(stated), store.load(folder)
     optuna = _optuna()
     bench = Bench(config, population, label, budget.models)
     space, within = knobs(config, label), config.evaluation.recovered_within
@@ -209,10 +258,10 @@ def tune(
         try:
             found = bench.tried({} if trial.number == 0 else values)
         except UnfedError as error:  # a value that the method refuses, or a model that has diverged
-            said(trial.number, None)
+            said(f"{label}: no usable model", trial.number + 1, budget.trials)
             raise optuna.TrialPruned(str(error)) from error
         seen[trial.number] = found
-        said(trial.number, found)
+        said(f"{label}: {found}", trial.number + 1, budget.trials)
         return found.objective(within)
 
     sampler = optuna.samplers.TPESampler(seed=rng.key("tune", label) % rng.WORD)
@@ -225,6 +274,7 @@ def tune(
     chosen = {} if best.number == 0 else dict(best.params)
     about = {
         "method": label,
+        "configured": _table(config, label),
         "trials": budget.trials,
         "models": len(bench.seeds),
         "on": _where(bench, population),
@@ -235,7 +285,6 @@ def tune(
         "as configured": asdict(seen[0]) if 0 in seen else None,
     }
     _kept(bench, population, chosen, about)
-    return about
 
 
 def _where(bench: Bench, population: Population) -> str:
@@ -245,11 +294,12 @@ def _where(bench: Bench, population: Population) -> str:
 
 def _kept(bench: Bench, population: Population, chosen: Values, about: Mapping[str, Any]) -> None:
     """All seeds with what was chosen, and how it was."""
-    kind, old = tuned_label(bench.label), population.about
-    made = bench.unlearned(chosen, old.seeds, quiet)
-    bench.keep(kind, made)
-    kinds = tuple(dict.fromkeys((*old.kinds, kind)))
-    store.describe(population.folder, replace(old, kinds=kinds, tuned={**old.tuned, kind: dict(about)}))
+    kind, folder = tuned_label(bench.label), population.folder
+    bench.keep(kind, bench.unlearned(chosen, population.about.seeds, quiet))
+    with presence.held(folder, "begin", wait=-1):  # another process may have added its method meanwhile
+        old = store.load(folder).about
+        kinds = tuple(dict.fromkeys((*old.kinds, kind)))
+        store.describe(folder, replace(old, kinds=kinds, tuned={**old.tuned, kind: dict(about)}))
 
 
 def tuned_label(label: str) -> str:

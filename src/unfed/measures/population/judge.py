@@ -65,52 +65,62 @@ def judge(
         effort: How many draws stand behind intervals and p-values.
         rounds: Earlier rounds at which Retrains were kept, as kinds `retrain@ROUND`.
     """
-    effort = effort or Resampling()
-    labels = population.labels("forget")
-    if len(labels) == 0:
-        raise UnfedError(
-            "The forget set is empty after selection, so there is nothing to judge; ask for rows that are there."
-        )
-    rows = rows or ForgottenRows.by_label(labels)
-    retrained, before = seen(population, RETRAIN), seen(population, BEFORE)
-    models = len(retrained)
-    if models < FEWEST:
-        raise UnfedError(
-            f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about the"
-            f" other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
-        )
-    stopped: dict[int | None, Seen] = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
-    judges = _Judge(retrained, before, stopped, rows, effort)
-    found = {kind: judges.of(kind, seen(population, kind), title) for kind, title in methods.items() if kind != RETRAIN}
-    return {
-        "models": models,
-        "half": models // 2,
-        "rows": {"forget": len(labels), "test": retrained.test.shape[1], "retain": retrained.retain.shape[1]},
-        "methods": found,
-        "yardstick": judges.yardstick(),
-        "distributions": _distributions({RETRAIN: retrained, BEFORE: before}, judges.margins),
-    }
+    judges = Judge(population, rows, effort, rounds)
+    return judges.whole({kind: judges.of(kind, title) for kind, title in methods.items() if kind != RETRAIN})
 
 
-class _Judge:
-    """What all methods of a population have in common."""
+class Judge:
+    """Measures the methods of one population, each by itself; what they have in common is computed once."""
 
     def __init__(
-        self, retrained: Seen, before: Seen, stopped: Mapping[int | None, Seen], rows: ForgottenRows, effort: Resampling
+        self,
+        population: ModelAnswers,
+        rows: ForgottenRows | None = None,
+        effort: Resampling | None = None,
+        rounds: Sequence[int] = (),
     ) -> None:
-        self._retrained, self._before, self._rows, self._effort = retrained, before, rows, effort
-        self._stopped, self._half = stopped, len(retrained) // 2
+        labels = population.labels("forget")
+        if len(labels) == 0:
+            raise UnfedError(
+                "The forget set is empty after selection, so there is nothing to judge; ask for rows that are there."
+            )
+        retrained = seen(population, RETRAIN)
+        models = len(retrained)
+        if models < FEWEST:
+            raise UnfedError(
+                f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about"
+                f" the other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
+            )
+        self._population, self._retrained, self._before = population, retrained, seen(population, BEFORE)
+        self._rows, self._effort = rows or ForgottenRows.by_label(labels), effort or Resampling()
+        self._stopped: dict[int | None, Seen] = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
+        self._half = models // 2
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
         self._own = _distances(self._judged, self._reference)
-        self._alone = attacks.alone(self._judged, effort.seed)
-        self.margins: dict[str, Floats] = {}
+        self._alone = attacks.alone(self._judged, self._effort.seed)
 
-    def of(self, kind: str, unlearned: Seen, title: str) -> dict[str, Any]:
+    def whole(self, methods: Mapping[str, Any]) -> dict[str, Any]:
+        """What was found of the methods, with the yardstick and all that is said once."""
+        half, retrained = self._half, self._retrained
+        margins = {kind: seen(self._population, kind).phi[half : 2 * half] for kind in methods}
+        return {
+            "models": len(retrained),
+            "half": half,
+            "rows": {
+                "forget": retrained.phi.shape[1],
+                "test": retrained.test.shape[1],
+                "retain": retrained.retain.shape[1],
+            },
+            "methods": dict(methods),
+            "yardstick": self.yardstick(),
+            "distributions": _distributions({RETRAIN: retrained.phi, BEFORE: self._before.phi, **margins}),
+        }
+
+    def of(self, kind: str, title: str) -> dict[str, Any]:
         """One method: attacks, distances, exposure, verdict."""
-        half = self._half
+        half, unlearned = self._half, seen(self._population, kind)
         judged, before = unlearned[half : 2 * half], self._before[half : 2 * half]
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
-        self.margins[kind] = judged.phi
         scores = attacks.scores(sides)
         round, stopped = self._stopped_at(unlearned[:half])
         test = _accuracies(stopped[half : 2 * half])["test"]
@@ -244,9 +254,8 @@ def _accuracies(side: Seen) -> dict[str, float]:
     return {group: 100.0 * float(right.mean()) for group, right in side.accuracies.items()}
 
 
-def _distributions(kinds: Mapping[str, Seen], methods: Mapping[str, Floats]) -> dict[str, Any]:
+def _distributions(margins: Mapping[str, Floats]) -> dict[str, Any]:
     """How often each margin occurs on the forgotten rows; what lies beyond the edges is in the last bins."""
-    margins = {kind: one.phi for kind, one in kinds.items()} | dict(methods)
     low = min(float(np.quantile(phi, 0.002)) for phi in margins.values())
     high = max(float(np.quantile(phi, 0.998)) for phi in margins.values())
     edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
