@@ -389,6 +389,10 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
             f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
             f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
+    saved = None if entry is None else run.folder.saved(entry.job)
+    if saved is not None and (tuned := saved.diary.tuned):
+        tried = ", ".join(f"{rate}: {percent(value)}" for rate, value in tuned["validation"].items())
+        say(f"Learning rate {tuned['lr']}, chosen on validation rows in {words.several(tuned['rounds'])} ({tried}).")
     if entry and (verdict := Outcome(entry, "done").verdict):
         say(verdict)
     asked = RequestInfo.of({"id": request, **({"again": entry.again, "left_by": entry.left_by} if entry else {})})

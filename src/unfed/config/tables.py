@@ -206,6 +206,12 @@ class TrainingConfig(ConfigTable):
     """Keep the model after every so many rounds, for `methods.retrain.start = "rewind"`; 0 keeps none."""
 
 
+def _one_rate(table: UnlearningConfig | RecoveryConfig) -> None:
+    """Refuse a rate that is given and tuned at once."""
+    if table.tune and table.lr is not None:
+        raise ValueError("give unlearning.lr, or the rates to try in unlearning.tune, not both")
+
+
 class UnlearningConfig(ConfigTable):
     """Recovery after the request.
 
@@ -220,12 +226,21 @@ class UnlearningConfig(ConfigTable):
     """The learning rate of recovery; default: that of training, or of the method's central recipe."""
     epochs: Positive | None = None
     """How often a client goes through its rows in a round of recovery; default: as in training."""
+    tune: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
+    """Learning rates to try: each gets a short trial, and the best on validation rows is taken."""
+    tune_rounds: Positive = 3
+    """Rounds of each such trial."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """The largest l2 norm of a step's gradient; without it as in training."""
     schedule: ScheduleConfig | None = None
     robust: RobustConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0
     """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
+
+    @model_validator(mode="after")
+    def _rate(self) -> UnlearningConfig:
+        _one_rate(self)
+        return self
 
 
 class RecoveryConfig(ConfigTable):
@@ -240,7 +255,14 @@ class RecoveryConfig(ConfigTable):
     """The learning rate of recovery; default: that of training, or of the method's central recipe."""
     epochs: Positive | None = None
     """How often a client goes through its rows in a round; default: that of `[unlearning]`."""
+    tune: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] | None = None
+    """Learning rates to try, as in `[unlearning]`."""
     schedule: ScheduleConfig | None = None
+
+    @model_validator(mode="after")
+    def _rate(self) -> RecoveryConfig:
+        _one_rate(self)
+        return self
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ The rate is a function of the round alone, so a run that is resumed inside a cyc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unfed.client.plan import Phase
 from unfed.errors import UnfedError
@@ -76,5 +76,13 @@ class Settings:
     """The share of those asked whose updates must be accepted, at least one."""
     robust: Robust = field(default_factory=Robust)
     """How updates are put together."""
+    tune: tuple[float, ...] = ()
+    """The learning rates of which trials choose one; none where the phase's own holds."""
+    tune_rounds: int = 3
+    """The rounds of a trial."""
     keep: bool = False
     """Whether the optimiser goes on from round to round, as it does where one place holds all data."""
+
+    def at(self, lr: float) -> Settings:
+        """The same at another learning rate."""
+        return replace(self, phase=self.phase.with_optimiser(lr=lr))

@@ -55,6 +55,8 @@ class JobNotes:
 
     fell: float | None = None
     """The validation accuracy before a round that spoiled the model and stands, until it is reached again."""
+    tuned: dict[str, Any] | None = None
+    """The learning rate that trials chose, what each rate reached, and how many rounds they took."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -79,6 +81,7 @@ class JobNotes:
             raw.get("aside", []),
             raw.get("careful", 0),
             raw.get("fell"),
+            raw.get("tuned"),
         )
 
 

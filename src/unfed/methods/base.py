@@ -163,6 +163,10 @@ class Method(ABC):
         """How many rounds it takes where the config grants `unlearning` of them and training had `training`."""
         return unlearning
 
+    def trial(self, rounds: int) -> Self:
+        """The method as a short trial of a learning rate runs it, over so many rounds; most as they are."""
+        return self
+
     # --- history, for the methods that need it ---
 
     def record(self, history: History, past: FinishedRound) -> History:

@@ -106,6 +106,9 @@ class Led(Method):
     def rounds(self, unlearning: int, training: int) -> int:
         return unlearning + self.cleaning
 
+    def trial(self, rounds: int) -> Self:
+        return replace(self, teacher_rounds=min(rounds, self.teacher_rounds))
+
     def drawn(self, module: nn.Module) -> frozenset[str]:
         return frozenset(params_of(module))
 

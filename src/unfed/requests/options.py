@@ -82,7 +82,7 @@ class RequestOptions:
         recipe = self.set.get("unlearning", {})
         if not isinstance(recipe, Mapping) or "rounds" in recipe:
             raise UnfedError(
-                f"--set unlearning.KEY=VALUE sets lr, epochs or schedule; rounds are {option('until', 'N')}."
+                f"--set unlearning.KEY=VALUE sets lr, tune, epochs or schedule; rounds are {option('until', 'N')}."
             )
 
     @staticmethod

@@ -49,6 +49,7 @@ class Diary(JsonRecord):
     beginning: Beginning | None = None
     forgetting: Plain | None = None
     best_round: Count | None = None
+    tuned: Plain | None = None
 
 
 class Base(JsonRecord):

@@ -45,6 +45,7 @@ from unfed.requests.gate import gate_of
 from unfed.requests.options import RequestOptions, Until
 from unfed.requests.reversible import inverse_by, negated_by, turned_back, way_back
 from unfed.runs.description import rounds_of
+from unfed.runs.job import NO_TRIALS
 from unfed.runs.together import Worker
 from unfed.runs.world import World
 from unfed.values import is_measured
@@ -432,7 +433,7 @@ class Admission:
         back = inverse_by(book, config, Job(seed, None, label))
         lasts = "not shown" if not chosen.lasts or chosen.short_of(module) else "nothing to turn back"
         lasts = "exact" if isinstance(chosen, Retrain) else lasts
-        rounds = max(1, rounds_of(config, label, chosen) - behind)
+        rounds = max(1, rounds_of(config, label, chosen) - behind) + self._tunes(config, label, run.world(seed))
         sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
         there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
         sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)
@@ -449,12 +450,21 @@ class Admission:
                 f"{option('until', 'recovered')} cannot be judged here: no validation rows are held out; use"
                 f" {option('until', 'N')}."
             )
+        if self._tunes(config, entry.method, world) and not self._held_out(world, out):
+            raise UnfedError(NO_TRIALS)
         if "forgotten" not in goals or not run.trained(entry.seed):
             return
         evaluator = world.evaluator(out)
         gate_of(world.seeds.evaluation, world.classes, config, entry).measurable(
             evaluator.evidence(run.current(entry.seed))
         )
+
+    def _tunes(self, config: Config, label: str, world: World) -> int:
+        """How many rounds trials of learning rates take."""
+        method = config.method(label)
+        settings = world.unlearning_settings(isinstance(method, Retrain), label, config)
+        each = settings.tune_rounds
+        return len(settings.tune) * method.trial(each).rounds(each, each)
 
     def _held_out(self, world: World, out: Sequence[Request]) -> int:
         """How many validation rows there are once these are out; who is elsewhere is asked later."""

@@ -50,6 +50,7 @@ def jobs(
                 "needs": needs(job),
                 "beginning": begun and begun.to_json(),
                 "forgetting": saved and saved.diary.forgetting,
+                "tuned": saved and saved.diary.tuned,
                 "file": str(file.relative_to(folder.path)),
                 **about,
             }

@@ -130,6 +130,8 @@ class JobRunner:
             raise UnfedError(
                 f"{option('until', 'recovered')} cannot be judged here ({self.before}); use {option('until', 'N')}."
             )
+        if settings.tune and not is_measured(self.before):
+            raise UnfedError(NO_TRIALS)
 
     def _evidence_before(self) -> Evidence | None:
         """What the model that goes in shows of the request, where the job is to stop when that is gone."""
@@ -241,6 +243,9 @@ class JobRunner:
         if self.spec.history is not None:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
+        if self.server.settings.tune:
+            diary.tuned = try_rates(self.server, self.method, self.evaluator.validation)
+            self._use_rate(diary)
         state = usable(next(algorithm.unlearn(self.server, self.method)))
         diary.ledger.seconds += time.monotonic() - started
         self.watch.reached(self.job, state, self._asked())
@@ -254,6 +259,11 @@ class JobRunner:
         if outcome is None:
             self._save(state, diary, None)
         return state, diary
+
+    def _use_rate(self, diary: JobNotes) -> None:
+        """Go on at the learning rate that trials chose, where they did."""
+        if diary.tuned is not None:
+            self.server.settings = self.server.settings.at(diary.tuned["lr"])
 
     def _begin_records(self, state: State) -> None:
         for recorder in self.server.recorders.values():
@@ -299,6 +309,7 @@ class JobRunner:
         diary = JobNotes.from_json(saved.diary.to_json())
         self.server.ledger, self.server.usual = diary.ledger, diary.usual
         self._saved_round, self._saved_good = state.round, diary.fell is None
+        self._use_rate(diary)
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
         self._best_params = tensors.pop(BEST, None)
         self.server.leave_out(diary.aside)
@@ -466,6 +477,43 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     Of the others no row is left.
     """
     return world.scoped(requests, gone=requests[:-1])
+
+
+# --- a learning rate chosen by trials ---------------------------------------------------------------------------------
+
+NO_TRIALS = "unlearning.tune needs validation rows, and none are held out; set unlearning.lr, or partition.validation."
+
+
+def try_rates(server: JobServer, method: Method, score: Callable[[Params], Value]) -> dict[str, Any]:
+    """Run a short trial of the method at each rate of `tune`, and choose the rate of the best model.
+
+    Every trial begins like the job and draws what its first rounds draw, at those who stay. A rate that spoils the
+    model is out of the running; of equal ones the first is taken. What trials cost is counted; nothing of them is
+    recorded.
+
+    Raises:
+        Refused: No rate led to a model.
+    """
+    settings, recorders, usual = server.settings, server.recorders, server.usual
+    trial, reached, rounds, failed = method.trial(settings.tune_rounds), dict[float, float](), 0, None
+    enough = trial.rounds(settings.tune_rounds, settings.tune_rounds)
+    server.recorders = {}
+    for rate in settings.tune:
+        server.settings, server.usual = replace(settings.at(rate), rounds=enough), dict(usual)
+        try:
+            for state in map(usable, algorithm.unlearn(server, trial)):
+                rounds += state.round > 0
+                if state.done or (state.model and state.round >= enough):
+                    break
+            if is_measured(value := score(state.params)):
+                reached[rate] = value
+        except Refused as error:
+            failed = error
+    server.settings, server.recorders, server.usual = settings, recorders, usual
+    if not reached:
+        raise failed or UnfedError(NO_TRIALS)
+    best = max(reached, key=reached.__getitem__)
+    return {"lr": best, "rounds": rounds, "validation": {str(rate): value for rate, value in reached.items()}}
 
 
 # --- when a job ends --------------------------------------------------------------------------------------------------

@@ -289,7 +289,8 @@ class World:
         own = again if retrain else config.unlearning
         alone = RecoveryConfig() if label is None else config.methods.recovery(label)
         rounds = alone.rounds or own.rounds
-        lr = own.lr if alone.lr is None else alone.lr
+        lr = own.lr if alone.lr is None and not alone.tune else alone.lr
+        tune = (own.tune if alone.lr is None else ()) if alone.tune is None else alone.tune
         stated = own.schedule if alone.schedule is None else alone.schedule
         schedule = settings.schedule if retrain else Schedule()
         if stated is not None:
@@ -304,4 +305,5 @@ class World:
         phase = phase if lr is None else phase.with_optimiser(lr=lr)
         phase = phase if own.clip is None else phase.with_optimiser(clip=own.clip)
         robust = settings.robust if own.robust is None else Robust(**own.robust.model_dump())
+        settings = replace(settings, tune=tune, tune_rounds=config.unlearning.tune_rounds)
         return replace(settings, rounds=rounds, phase=phase, schedule=schedule, robust=robust)

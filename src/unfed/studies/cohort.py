@@ -23,6 +23,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
+from unfed.errors import UnfedError
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
@@ -74,6 +75,8 @@ def task_of(world: World, kind: str, request: Request) -> ModelTask:
         return ModelTask(training_method(world), world.training_settings(), world.seeds.training, ())
     method = world.config.method(kind).for_requests((request,))
     settings = world.unlearning_settings(isinstance(method, Retrain), kind)
+    if settings.tune:
+        raise UnfedError("A population unlearns at one learning rate; set unlearning.lr instead of unlearning.tune.")
     rounds = rounds_of(world.config, kind, method)
     return ModelTask(method, replace(settings, rounds=rounds), world.seeds.request(request.id), (request,))
 

@@ -1,0 +1,170 @@
+"""A learning rate chosen on validation rows in short trials: the best, counted, resumed, shown, and refused blind."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unfed.cli.main import app
+from unfed.config.config import Config
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.federation.history import Recorder
+from unfed.methods import PGD, FineTune, Led, NoT, Retrain, State
+from unfed.requests.entry import Job
+from unfed.requests.options import RequestOptions
+from unfed.runs.job import try_rates
+from unfed.runs.progress import QuietWatch
+from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from unfed.studies.cohort import task_of
+from worlds import Small, serve, unlearn
+
+RATES = [0.001, 0.03, 0.3]
+SETS = (
+    "request=[]",
+    "methods.run=[]",
+    "engine.precision=float64",
+    "unlearning.tune_rounds=2",
+    "gate.max_drop=100",
+    "checkpoint.rounds=1",
+)
+TUNED = RequestOptions({"unlearning": {"tune": RATES}})
+BYE = Request("bye", clients=("0",))
+
+
+@pytest.fixture
+def run(small: Small, tmp_path: Path) -> Run:
+    made = Run.create(small(*SETS), tmp_path / "run")
+    made.execute()
+    return made
+
+
+def tuned_by(run: Run, method: str = "not") -> Any:
+    saved = run.folder.saved(Job(0, "bye", method))
+    assert saved is not None
+    return saved.diary.tuned
+
+
+def truth(run: Run, rate: float) -> float:
+    """Validation accuracy after two rounds of NoT at a rate, by a server of its own."""
+    world = run.world(0)
+    settings = replace(world.unlearning_settings(False, "not"), rounds=2)
+    server = serve(world, (BYE,), run.model(method="train"), None, world.seeds.request("bye"), settings.at(rate))
+    value = world.evaluator([BYE]).validation(unlearn(NoT(), server, 2).params)
+    assert not isinstance(value, str)
+    return value
+
+
+def test_the_rate_of_the_best_trial_is_taken_and_the_job_is_that_of_this_rate(run: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    run.forget(BYE, "not", until=2, how=TUNED)
+    found, meant = tuned_by(run), {str(rate): truth(run, rate) for rate in RATES}
+    assert found["validation"] == pytest.approx(meant) and len({*meant.values()}) == 3
+    assert found["lr"] == float(max(meant, key=meant.__getitem__)) and found["rounds"] == 6
+    plain = Run.open(copy)
+    plain.forget(BYE, "not", until=2, how=RequestOptions({"unlearning": {"lr": found["lr"]}}))
+    assert all(torch.equal(tensor, plain.current(0)[name]) for name, tensor in run.current(0).items())
+    for column in ("comm_bytes", "wire_bytes", "flops"):  # three trials as long as the job itself
+        cost: Any = [one.lines()[-1] for one in (run, plain)]
+        assert cost[0][column] == 4 * cost[1][column] > 0
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_killed_job_goes_on_at_the_same_rate(run: Run, tmp_path: Path, at: int) -> None:
+    class Killed(QuietWatch):
+        def saved(self, job: Job, state: State, histories: Any) -> None:
+            if state.round == at:
+                raise KeyboardInterrupt
+
+    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
+    run.forget(BYE, "not", until=3, how=TUNED)
+    with pytest.raises(KeyboardInterrupt):
+        Run.open(copy).forget(BYE, "not", until=3, how=TUNED, watch=Killed())
+    again = Run.open(copy)
+    again.execute()
+    assert tuned_by(again) == tuned_by(run)
+    assert all(torch.equal(tensor, again.current(0)[name]) for name, tensor in run.current(0).items())
+    assert again.lines()[-1]["flops"] == run.lines()[-1]["flops"]
+
+
+def test_a_rate_that_spoils_the_model_is_out_and_where_all_do_it_is_refused(run: Run) -> None:
+    run.forget(BYE, "not", until=1, how=RequestOptions({"unlearning": {"tune": [1e6, 0.03]}}))
+    assert tuned_by(run)["lr"] == 0.03 and [*tuned_by(run)["validation"]] == ["0.03"]
+    with pytest.raises(Refused, match="Round 1 "):
+        run.forget(Request("b", clients=("1",)), "ft", until=1, how=RequestOptions({"unlearning": {"tune": [1e6]}}))
+
+
+def test_nothing_of_a_trial_is_recorded_or_changes_what_comes_after(small: Small) -> None:
+    world = simulated(small(*SETS), 0)
+    server = serve(world, (BYE,), tune=(0.01, 0.1), tune_rounds=2)
+    server.recorders = {"pgd": Recorder(PGD())}
+    settings, recorders = server.settings, server.recorders
+    try_rates(server, FineTune(), world.evaluator([BYE]).validation)
+    assert server.settings is settings and server.recorders is recorders and server.usual == {}
+    assert recorders["pgd"].history.rounds == 0
+
+
+def test_a_trial_of_led_cleans_its_teacher_for_as_few_rounds(small: Small) -> None:
+    world = simulated(small(*SETS), 0)
+    server = serve(world, (BYE,), tune=(0.01, 0.1), tune_rounds=2)
+    found = try_rates(server, Led(), world.evaluator([BYE]).validation)
+    assert found["rounds"] == 2 * (2 + 2)
+    assert Led(teacher_rounds=1).trial(2).teacher_rounds == 1
+
+
+def test_each_method_may_have_its_own_rates_and_retrain_has_only_those(small: Small) -> None:
+    base = (*SETS, "unlearning.tune=[0.1, 0.2]")
+
+    def tune(*sets: str, label: str = "not") -> tuple[float, ...]:
+        world = simulated(small(*base, *sets), 0)
+        return world.unlearning_settings(label == "retrain", label).tune
+
+    assert tune() == (0.1, 0.2) and tune(label="retrain") == ()
+    assert tune("methods.not.unlearning.tune=[0.5]") == (0.5,)
+    assert tune("methods.not.unlearning.tune=[]") == tune("methods.not.unlearning.lr=0.3") == ()
+    assert tune("methods.retrain.unlearning.tune=[0.5]", label="retrain") == (0.5,)
+    for table in ("unlearning", "methods.not.unlearning"):
+        with pytest.raises(UnfedError, match="give unlearning.lr, or the rates to try in unlearning.tune, not both"):
+            small(f"{table}.lr=0.1", f"{table}.tune=[0.2]").methods.recovery("not")
+    config: Config = small(*base, "request=[{id='r', clients=['0']}]")
+    with pytest.raises(UnfedError, match="A population unlearns at one learning rate; set unlearning.lr"):
+        task_of(simulated(config, 0), "not", BYE)
+
+
+def test_without_validation_rows_it_is_refused_before_any_work(small: Small, tmp_path: Path) -> None:
+    run = Run.create(small(*SETS, "partition.validation=0"), tmp_path / "run")
+    run.execute()
+    with pytest.raises(UnfedError, match="unlearning.tune needs validation rows, and none are held out; set"):
+        run.ask(BYE, "not", until="2", how=TUNED)
+    compared = small(*SETS[2:], "partition.validation=0", "unlearning.tune=[0.1]", "methods.run=['not']")
+    with pytest.raises(UnfedError, match="unlearning.tune needs validation rows"):
+        Run.create(compared, tmp_path / "other").execute()
+
+
+def test_a_plan_counts_the_trials_and_the_command_says_what_was_chosen(run: Run) -> None:
+    offers = {one.method: one.rounds for one in run.plan(BYE, how=TUNED)}
+    plain = {one.method: one.rounds for one in run.plan(BYE)}
+    assert offers["not"] == plain["not"] + 6 and offers["led"] == plain["led"] + 12
+    assert offers["retrain"] == plain["retrain"] + 6
+    words = ["forget", str(run.folder.path), "--client", "0", "--until", "1", "--set", "unlearning.tune=[0.01, 0.1]"]
+    shown = CliRunner().invoke(app, [*words, "--id", "bye", "--method", "ft"])
+    assert shown.exit_code == 0, shown.output
+    tuned, said = tuned_by(run, "ft"), " ".join(shown.output.split())
+    assert f"Learning rate {tuned['lr']}, chosen on validation rows in 4 rounds (0.01: " in said
+    assert run.info()["jobs"][-1]["tuned"] == tuned
+
+
+def test_retrain_can_be_tuned_too(run: Run) -> None:
+    run.forget(BYE, "retrain", until=2, how=TUNED)
+    world, tuned = run.world(0), tuned_by(run, "retrain")
+    settings = replace(world.unlearning_settings(True, "retrain"), rounds=2).at(tuned["lr"])
+    server = serve(world, (BYE,), seed=world.seeds.request("bye"), settings=settings)
+    found = unlearn(Retrain(), server, 2).params
+    assert all(torch.equal(tensor, run.current(0)[name]) for name, tensor in found.items())
