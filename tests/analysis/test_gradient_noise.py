@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from theorems import sliced_wasserstein, wasserstein
 from unfed.analysis.bound import Bound, BoundModels, Sets, bound, corrected_time, squared_gap_limit, unlearning_time
 from unfed.analysis.gradient_noise import Descent, Noise, covariance_trace, gradient_noise
-from unfed.analysis.theory.jacobian import sliced_wasserstein, symmetry_test, wasserstein
+from unfed.analysis.theory import symmetry_test
 from unfed.config.config import Config
 from unfed.data import TensorSource
 from unfed.errors import UnfedError

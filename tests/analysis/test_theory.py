@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from test_central_methods import DIGITS, server_of, trained
-from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.bound import squared_gap_limit, stochasticity
-from unfed.analysis.theory.distance import MANY, activation_distance, farthest, imbalance, lead, reach, redrawn_share
-from unfed.analysis.theory.jacobian import (
-    asymmetry,
+from theorems import (
+    MANY,
+    Relation,
+    are_coadapted,
     chain_norm,
+    compensated,
     cuts_every_chain,
     diameter,
+    farthest,
     gradient_limit,
+    is_grafting,
     jacobian_constant,
     jacobian_distance,
     jacobian_limit,
@@ -30,23 +32,22 @@ from unfed.analysis.theory.jacobian import (
     maximal_chains,
     may_be_negated,
     norm,
+    optimality_norm,
+    origins,
     paths,
     pushed_limit,
+    reach,
+    redrawn_share,
+    relation_of,
     steepest,
+    stretch,
     total_variation,
     wasserstein,
     without,
 )
-from unfed.analysis.theory.optimality import (
-    Relation,
-    are_coadapted,
-    compensated,
-    is_grafting,
-    optimality_norm,
-    origins,
-    relation_of,
-    stretch,
-)
+from unfed.analysis.activations import activations, layers_of
+from unfed.analysis.bound import squared_gap_limit, stochasticity
+from unfed.analysis.theory import activation_distance, asymmetry, imbalance, lead
 from unfed.errors import UnfedError
 from unfed.model.layers import Choice
 from unfed.model.perturb import graft, negate

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/equations.md").read_text(encoding="utf-8")
 NUMBERED = re.compile(r"\b(Eq\.|Theorem|Definition|Lemma|Algorithm) (\d+)(?:–(\d+))?")
-TARGET = re.compile(r"`(unfed[\w.]*):([\w.]+)`")
+TARGET = re.compile(r"`((?:unfed|theorems)[\w.]*):([\w.]+)`")
 
 
 def labels(text: str) -> list[str]:
@@ -49,7 +49,8 @@ def test_the_target_exists_and_its_docstring_names_what_it_is(name: str, module:
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
-    """Every docstring below src/unfed: its module, what it belongs to, its text."""
+    """Every docstring below src/unfed, and of the theorems: its module, what it belongs to, its text."""
+    yield from _inside(ast.parse((ROOT / "tests/theorems.py").read_text(encoding="utf-8")), "theorems", "")
     for path in sorted((ROOT / "src").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         yield from _inside(ast.parse(path.read_text(encoding="utf-8")), module, "")

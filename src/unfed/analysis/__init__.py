@@ -5,7 +5,7 @@
     spectrum        into how few directions gradients go
     bound           a lower bound on the time that unlearning takes
     gradient_noise  the noise of mini-batches, which the bound leaves out or takes in
-    theory          the theorems behind it, as functions that can be checked
+    theory          Theorem 2, and what Theorem 3 rests on, checked on a model
 
 Nothing here changes a run. Whether a negated layer is still optimal is asked by a method, `unfed.methods.nr_freeze`.
 """

@@ -1,4 +1,17 @@
-"""Gradients behind and before a negated layer: Theorem 3, with its proof's Theorem 6.
+"""The paper's theorems, lemmas and constants as small functions: what they say, what holds, what was seen to fail.
+
+`tests/analysis/test_theory.py` tries them; `docs/equations.md` lists every equation with its function. What users check
+on their own models is in `unfed.analysis.theory`.
+
+How far a ReLU's answers y₀ can move, Lemma 1 and Lemma 2:
+
+    max over y ≥ 0 with ‖y‖ = ‖y₀‖ of  ‖y₀ − y‖²  =  2‖y₀‖² − 2‖y₀‖ · min_i y₀ᵢ           for y₀ ≥ 0    (Eq. 22, Eq. 23)
+
+Lemma 1 (Eq. 24) holds on every sample. Eq. 23 does not: it prints ‖y₀‖² for a y₀ without zeros, but (3, 4) reaches 20
+and not 25, and Eq. 22 means "at least one coordinate is zero". So Lemma 2's share of a layer drawn again, α = 1 − 1/π,
+is the limit of many coordinates: 0.84 of two, 0.682 of eight.
+
+Gradients behind and before a negated layer: Theorem 3, with its proof's Theorem 6.
 
 With J_ℓ = ∇_{θ_ℓ} N^θ(X) for a random X, J'_ℓ the same after negation, and Y what the negated layers answered:
 
@@ -11,9 +24,7 @@ The theorem is right where its constants are (`jacobian_constant`). Two things a
 
       TV(Y, −Y) ≥ | P(⟨w, Y⟩ > 0) − P(⟨w, Y⟩ < 0) |          for every direction w,
 
-  and with w the mean answer the right side is 1 at every layer of a small network trained on digits, whose answers do
-  not lie around 0. With the mean taken off, this test is blind, and `symmetry_test`, which looks at all directions,
-  decides.
+  and with w the mean answer the right side is 1 at every layer of a small network trained on digits (`asymmetry`).
 - The second line is never more than A_ℓ · 1 and, where Y is not 0, never less: Y is a function of X, so (X, Y) and
   (X, −Y) share no point and their TV is 1.
 
@@ -52,6 +63,54 @@ chains of the layers L:
 - Eq. 50 as printed. The gradient with respect to θ_ℓ has every factor but ‖θ_ℓ‖; where that is small, the product with
   it is smaller. N = θ₂θ₁x with θ₁ = 0.01 and θ₂ = 10 has slope 10 in θ₁, the bound is 1. It holds with the layer left
   out of its own paths (`without`), for activations with σ(0) = 0 and no biases.
+
+How far a layer is from an optimal one, and maps that keep optimal layers optimal.
+
+These are Definition 7, Definition 8 and Theorem 7:
+
+    ‖θ‖_{*,ℓ} = inf over α ≥ 0, θ* ∈ Θ* of  ‖θ_ℓ − α θ*_ℓ‖₂                                              (Eq. 71)
+    ‖σ‖_{*,ℓ} = inf over A > 0 of sup over θ of ( ‖σ(θ)‖_{*,ℓ} − A ‖θ‖_{*,ℓ} )                           (Eq. 72)
+    σ is LWO-Lipschitz if  Σ_ℓ ‖σ‖_{*,ℓ} = 0                                                             (Eq. 73)
+
+Eq. 73 says: for some A, every layer is after σ at most A times as far from optimal as before. Theorem 7 says that
+negation is such a map, with A = 1, where the next layer can compensate it (`compensated`), because then −θ*_ℓ is
+optimal whenever θ*_ℓ is. Where it cannot, −θ*_ℓ may be as far from optimal as a layer can be: ‖θ*_ℓ‖.
+
+The set Θ* of all optima is never known; here it is the optima at hand, and the distance is one from above.
+
+The next layer can undo a negation, for some activations: Theorem 4 and Lemma 8.
+
+If an activation ψ satisfies, for some a, b, c with ab ≠ 0,
+
+    a·ψ(x) + b·ψ(−x) = c        for every x            (Eq. 75; Eq. 74 is a = b = 1)
+
+then ψ(x) = c/a − (b/a)·ψ(−x), so for linear layers ℓ₁, ℓ₂
+
+    ℓ₂ ∘ ψ ∘ ℓ₁ = ℓ₂' ∘ ψ ∘ (−ℓ₁)      with      W₂' = −(b/a)·W₂,   b₂' = b₂ + (c/a)·W₂·1               (Eq. 76)
+
+and a network with a negated layer is as good as before once the next one is W₂', b₂' (Eq. 77). The paper's proof prints
+the constant c where c/a is needed. There are two kinds only, for x and −x together give (a − b)(ψ(x) − ψ(−x)) = 0:
+
+    a = b        ψ(x) + ψ(−x) is constant     tanh, sin (0), sigmoid, step (1)
+    a = −b       ψ is even, c = 0             x², |x|, cos
+
+What holds and what does not, each with a test. It is exact where weight *and* bias of ℓ₁ are negated. NoT's own listing
+negates one parameter, a weight, and keeps its bias: then nothing compensates exactly. For an even ψ negation changes
+nothing at all, so there is nothing to compensate and nothing is forgotten. A convolution with zero padding and c ≠ 0
+(sigmoid) is compensated inside the image and not at its border, where the padding stays 0. ReLU, GELU and SiLU have no
+such relation: for them the paper conjectures, and NR-Freeze (`unfed.methods.nr_freeze`) measures.
+
+Models made of several models' layers, and layers that fit together: Definition 3, Definition 4.
+
+    θ̄ is a grafting of θ⁽¹⁾, θ⁽²⁾, …  if for every layer ℓ there is an i with  θ̄_ℓ = θ⁽ⁱ⁾_ℓ              (Eq. 6)
+    its layers are co-adapted         if N^θ̄ is optimal
+
+Layers of one optimal model are co-adapted. Taken from two optimal models they usually are not, and that is what
+negation is after: where −θ*_ℓ is a layer of another optimal model (`compensated`), the negated model is a grafting of
+two optimal ones whose layers do not fit. In the demo's model (test accuracy 98.3 %) the first weight of Retrain leaves
+18.9 % and the negated one 9.2 %: negation breaks the fit as a stranger's layer does.
+
+`unfed.model.perturb.graft` makes a grafting; the functions here recognise one.
 """
 
 from __future__ import annotations
@@ -66,7 +125,51 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from unfed import rng
+from unfed.analysis.theory import activation_distance, imbalance
 from unfed.errors import UnfedError, nearest
+
+# --- Theorem 2: how far answers can move ------------------------------------------------------------------------------
+
+MANY = 1 - 1 / math.pi
+"""Lemma 2's α for many coordinates."""
+
+
+def farthest(y: Tensor) -> Tensor:
+    """For each row y₀ ≥ 0 the largest ‖y₀ − y‖² over y ≥ 0 of its length (Eq. 22, Eq. 23).
+
+    Where a coordinate is zero this is Eq. 22's 2‖y₀‖²; elsewhere it is what Eq. 23 should read.
+    """
+    rows = y.double().reshape(len(y), -1)
+    if bool((rows < 0).any()):
+        raise UnfedError("Only answers of a ReLU, none below 0, have such a distance; apply it first.")
+    # ⟨y₀, y⟩ is least where y lies along the axis of y₀'s smallest coordinate.
+    length = rows.norm(dim=1)
+    found: Tensor = 2 * length.square() - 2 * length * rows.amin(1)
+    return found
+
+
+def reach(y: Tensor) -> float:
+    """How far E‖σ(Y) − σ(−Y)‖² lies above E[farthest] − ε: never below 0 (Lemma 1, Eq. 24)."""
+    y = _rows(y)
+    return activation_distance(y, -y) - (float(farthest(y.relu()).mean()) - imbalance(y, -y))
+
+
+def redrawn_share(width: int) -> float:
+    """α for a layer of `width` Gaussian answers: how far drawing it anew goes (Lemma 2, Eq. 33).
+
+    α = (1 − 1/π) / (1 − 2I/R)  with  I = ∫₀^∞ P(N > t)^width dt  and  R = E‖N(0, 1)^width‖: in the 2^−width of the
+    cases in which no coordinate is zero, nothing is as far as 2‖y₀‖².
+    """
+    if width < 2:
+        raise UnfedError("With one coordinate, no other answer of the same length exists; give a width of at least 2.")
+    t = torch.linspace(0, 12, 24_001, dtype=torch.float64)
+    tail = torch.special.erfc(t / math.sqrt(2)) / 2
+    least = float(torch.trapezoid(tail**width, t))
+    length = math.sqrt(2) * math.exp(math.lgamma((width + 1) / 2) - math.lgamma(width / 2))
+    return MANY / (1 - 2 * least / length)
+
+
+# --- Theorem 3: distances between distributions, and how steep a network is ------------------------------------------
 
 
 def total_variation(x: Tensor, y: Tensor) -> float:
@@ -255,74 +358,6 @@ def _behind(follows: Follows, name: str) -> set[str]:
     return found
 
 
-LEAST = 6
-"""Rows: two to find a direction, two to find a centre, two to judge."""
-
-
-@dataclass(frozen=True)
-class Asymmetry:
-    """What one half-space says about TV(Y, −Y)."""
-
-    estimate: float
-    at_least: float
-    """With the asked-for confidence; 0 shows nothing, for another test may see more."""
-
-
-def asymmetry(y: Tensor, *, centred: bool = False, level: float = 0.05) -> Asymmetry:
-    """TV(Y, −Y) from below, by the half-space of the mean answer: Theorem 3's premise.
-
-    One row per sample. A third of the rows gives the direction, a third the mean that is taken off if `centred`, a
-    third judges: a direction judged by the rows it was made of tells any Y from −Y where answers outnumber rows.
-    """
-    rows = y.double().reshape(len(y), -1)
-    if len(rows) < LEAST or not 0 < level < 1:
-        raise UnfedError(f"Give at least {LEAST} rows and a level between 0 and 1, not {len(rows)} and {level}.")
-    direction, judged = rows[0::3].mean(0), rows[2::3]
-    if centred:
-        judged = judged - rows[1::3].mean(0)
-    found = float((judged @ direction).sign().mean().abs())
-    # Hoeffding: a mean of n values in [−1, 1] is off by more than this with probability `level` at most.
-    margin = math.sqrt(2 * math.log(2 / level) / len(judged))
-    return Asymmetry(found, max(0.0, found - margin))
-
-
-def symmetry_test(y: Tensor, *, centred: bool = False, draws: int = 999, seed: int = 0) -> float:
-    """How likely so asymmetric a sample is if Y and −Y have one law: the p-value of Theorem 3's premise.
-
-    The statistic is the energy distance of Y and −Y, mean over pairs of ‖y + y'‖ − ‖y − y'‖. If the laws are one, every
-    row may change its sign, so the statistic among those of random signs is exact whatever the law. `centred` asks
-    whether Y lies symmetrically around its mean: the sample's mean is taken off, and off again of every draw of signs,
-    because a centre that is only estimated makes any sample look shifted.
-    """
-    rows = y.double().reshape(len(y), -1)
-    if len(rows) < LEAST or draws < 1:
-        raise UnfedError(f"Give at least {LEAST} rows and one draw, not {len(rows)} and {draws}.")
-    generator = rng.generator(rng.key("symmetry test", seed))
-    signs = torch.randint(0, 2, (draws, len(rows)), generator=generator).to(rows).mul(2).sub(1)
-    if centred:
-        rows = rows - rows.mean(0)
-        gram = rows @ rows.T
-        here = _energies(gram).sum()
-        drawn = torch.stack([_energies(_off_mean(sign[:, None] * gram * sign)).sum() for sign in signs])
-        scale = gram.diagonal().clamp(min=0).sqrt().sum() * len(rows)
-    else:
-        pairs = _energies(rows @ rows.T)
-        here, drawn, scale = pairs.sum(), ((signs @ pairs) * signs).sum(1), pairs.abs().sum()
-    return (1 + int((drawn >= here - 1e-9 * scale).sum())) / (draws + 1)
-
-
-def _energies(gram: Tensor) -> Tensor:
-    """‖y + y'‖ − ‖y − y'‖ of all pairs of different rows, from their products."""
-    square = gram.diagonal()[:, None] + gram.diagonal()[None, :]
-    found = (square + 2 * gram).clamp(min=0).sqrt() - (square - 2 * gram).clamp(min=0).sqrt()
-    return found.fill_diagonal_(0.0)
-
-
-def _off_mean(gram: Tensor) -> Tensor:
-    """The products of rows once their mean is taken off."""
-    return gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
-
-
 def jacobians(answer: Callable[[Tensor, Tensor], Tensor], weight: Tensor, x: Tensor) -> Tensor:
     """J_ℓ = ∇_{θ_ℓ} N^θ(x) for every row x (Theorem 3).
 
@@ -345,3 +380,92 @@ def jacobian_limit(constant: float, variation: float) -> float:
     if not 0 <= variation <= 1 or constant < 0:
         raise UnfedError(f"A total variation lies in [0, 1] and A_ℓ is not negative, not {variation} and {constant}.")
     return constant * variation
+
+
+# --- Theorems 4 and 7: a negation that is undone, layers near optimal ones, graftings ---------------------------------
+
+
+def optimality_norm(layer: Tensor, optima: Sequence[Tensor]) -> float:
+    """‖θ‖_{*,ℓ}: the distance of a layer from the rays through optimal ones (Definition 7, Eq. 71)."""
+    if not optima:
+        raise UnfedError("Without an optimal layer there is no distance to one; give at least one.")
+    theta = layer.double().flatten()
+    found = []
+    for optimum in optima:
+        other = optimum.double().flatten()
+        square = float(other @ other)
+        scale = max(0.0, float(theta @ other) / square) if square else 0.0
+        found.append(float((theta - scale * other).norm()))
+    return min(found)
+
+
+def stretch(before: Sequence[float], after: Sequence[float]) -> float:
+    """The least A with ‖σ(θ)‖_* ≤ A ‖θ‖_* over the layers at hand (Definition 8, Theorem 7).
+
+    Infinite if a layer that was optimal is not any more: then Eq. 72 is not 0 for any A, and neither is Eq. 73.
+    """
+    if len(before) != len(after) or not before:
+        raise UnfedError(f"Give as many distances before as after, at least one, not {len(before)} and {len(after)}.")
+    return max(_times(old, new) for old, new in zip(before, after, strict=True))
+
+
+def _times(old: float, new: float) -> float:
+    if old:
+        return new / old
+    return math.inf if new else 0.0
+
+
+REACH = 4.0
+"""Where an activation's relation is looked for: between −4 and 4."""
+SAME = 1e-12
+
+
+@dataclass(frozen=True)
+class Relation:
+    """a·ψ(x) + b·ψ(−x) = c."""
+
+    a: float
+    b: float
+    c: float
+
+
+def relation_of(psi: Callable[[Tensor], Tensor]) -> Relation | None:
+    """The relation that an activation satisfies, with a = 1 (Eq. 74, Eq. 75); None if there is none."""
+    x = torch.linspace(0.0, REACH, 401, dtype=torch.float64)[1:]
+    right, left = psi(x), psi(-x)
+    total = right + left
+    if float((total - total[0]).abs().max()) < SAME:
+        c = float(total[0])
+        return Relation(1.0, 1.0, c if abs(c) >= SAME else 0.0)
+    return Relation(1.0, -1.0, 0.0) if float((right - left).abs().max()) < SAME else None
+
+
+def compensated(weight: Tensor, bias: Tensor | None, relation: Relation) -> tuple[Tensor, Tensor]:
+    """W₂' and b₂': what the layer behind a negated one must become (Lemma 8, Eq. 76; Theorem 4, Eq. 77).
+
+    For dense layers and convolutions.
+    """
+    if relation.a == 0 or relation.b == 0:
+        raise UnfedError("The relation must hold both ψ(x) and ψ(−x): a and b are not 0.")
+    shift = relation.c / relation.a * weight.flatten(1).sum(1)
+    return -(relation.b / relation.a) * weight, shift if bias is None else bias + shift
+
+
+def origins(grafted: Mapping[str, Tensor], models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, tuple[str, ...]]:
+    """For each tensor, the models it was taken from, to the bit (Definition 3, Eq. 6)."""
+    return {
+        name: tuple(label for label, params in models.items() if name in params and torch.equal(params[name], tensor))
+        for name, tensor in grafted.items()
+    }
+
+
+def is_grafting(grafted: Mapping[str, Tensor], models: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether every tensor comes from one of the models (Definition 3, Eq. 6)."""
+    return all(origins(grafted, models).values())
+
+
+def are_coadapted(loss: float, optimum: float, within: float = 0.0) -> bool:
+    """Whether a grafting's layers fit together: its loss is the optimum's, up to `within` (Definition 4)."""
+    if within < 0:
+        raise UnfedError(f"How far above the optimum a loss may lie cannot be negative, as {within} is.")
+    return loss <= optimum + within
