@@ -35,6 +35,7 @@ RUN_BY = {
     "docs/how-to/results.md": "docs/test_product_docs.py::test_the_pages_python_on_results_runs",
     "docs/how-to/transport.md": "remote/test_transports.py::test_the_example_on_the_page_is_a_file_that_runs",
     "docs/how-to/trust.md": "docs/test_trust_docs.py",
+    "docs/methods/led.md": "flower/test_flower_led.py::test_the_lines_of_the_page_run",
     "docs/notebooks/central.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/first-run.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/own-model.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",

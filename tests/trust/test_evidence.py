@@ -30,7 +30,7 @@ from unfed.trust.folder import TrustFolder
 from unfed.trust.log import Log
 from unfed.trust.participation import Participants
 from unfed.trust.signing import Envelope, SigningKey
-from unfed.trust.verdict import Verdict, page, told, verdict
+from unfed.trust.verdict import Verdict, _undo, page, told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
 KEY = SigningKey.drawn()
@@ -220,10 +220,17 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     assert findings(record, entry)["undo"].startswith("not measured: nobody tried to undo it")
     purged = findings(record, entry.buried("2026-11-16T12:00:00Z"))["undo"]
     assert purged == "not measured: what was tried, if anything, was purged with the data that left"
-    own = {
+    own: dict[str, Any] = {
         "flip": {"forget": 1.0, "layers": ["conv1"]},
         "difference": {"read": [1, 2], "cosine": 0.5},
         "path": {"x": 1},
+        "triggers": {"own": 1.0, "gained": 2.0, "curve": [1]},
+        "inside": {
+            "stitch": {"forget": 3.0, "backdoor": 4.0},
+            "graft": {"test": 5.0},
+            "trigger": {"auc": 6.0, "rows": 7},
+            "probe": {"reads_20": 8.0},
+        },
     }
     after = findings(record, entry)["models"]["after"]
     told = {"schema": 1, "seed": 0, "request": "leaves", "method": "not", "title": "NoT"}
@@ -234,6 +241,12 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     )
     undone = findings(RunRecord(Run.open(tmp_path / "run").folder), entry)["undo"]
     assert undone["unlearned"]["flip"] == {"forget": 1.0}
+    assert undone["unlearned"]["triggers"] == {"own": 1.0, "gained": 2.0}
+    assert {part: undone["unlearned"][part] for part in own["inside"]} == own["inside"]
+    assert all(undone["retrain"][part] == {} for part in own["inside"])
+    rows: Any = _undo(undone)
+    shown = {what: value for what, value, _ in rows}
+    assert {"2.0", "3.0", "6.0", "8.0", "not measured"} <= {*shown.values()}
     assert "difference" not in json.dumps(undone) and "path" not in json.dumps(undone)
 
 

@@ -4,6 +4,7 @@
     Unlearn(factory, perturb, exclude, ledger) forget a client in an app you already have (unlearn.py, leaving.py)
     introduce(ClientApp())                     let its clients say who they are (introduction.py)
     staying_rows(message, labels)              what its clients may train on where a class leaves (introduction.py)
+    led_by, teacher_in, hinted                 start over in it, led by a teacher's features (led.py)
     GridTransport                              Flower's grid as a transport; what it carries is unfed.remote's
 
 Needs the extra `flower`.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unfed.flower.introduction import introduce, introduce_mod, staying_rows
     from unfed.flower.leaving import denied, node_with, of_class, registered
+    from unfed.flower.led import hinted, led_by, teacher_in
     from unfed.flower.negating import negate, negate_arrays
     from unfed.flower.probes import Probes
     from unfed.flower.subset import SubsetGrid
@@ -27,6 +29,7 @@ _WHERE = {
     "negating": ("negate", "negate_arrays"),
     "probes": ("Probes",),
     "introduction": ("introduce", "introduce_mod", "staying_rows"),
+    "led": ("hinted", "led_by", "teacher_in"),
     "leaving": ("denied", "node_with", "of_class", "registered"),
     "subset": ("SubsetGrid",),
 }
@@ -35,14 +38,17 @@ __all__ = [
     "SubsetGrid",
     "Unlearn",
     "denied",
+    "hinted",
     "introduce",
     "introduce_mod",
+    "led_by",
     "negate",
     "negate_arrays",
     "node_with",
     "of_class",
     "registered",
     "staying_rows",
+    "teacher_in",
 ]
 
 

@@ -220,6 +220,16 @@ def _views(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_HEADS = ("forget", "test", "backdoor", "class_back", "reason")
+_INSIDE = {
+    "stitch": _HEADS,
+    "graft": _HEADS,
+    "trigger": ("auc", "rows", "reason"),
+    "probe": ("reads_5", "reads_20", "reads_100", "reason"),
+}
+"""What is looked for inside the features, and which numbers of it are signed."""
+
+
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
     whole = next(
@@ -240,8 +250,10 @@ def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
             "realign": _only(own.get("realign"), ("forget", "backdoor", "bound", "tried", "usable", "reason")),
             "resurface": _only(own.get("resurface"), ("forget_rise", "backdoor_rise", "rounds", "reason")),
             "relearn": _only(own.get("relearn"), ("area", "rounds", "reason")),
-            "triggers": _only(own.get("triggers"), ("own", "known", "reason")),
+            "triggers": _only(own.get("triggers"), ("own", "known", "gained", "reason")),
         }
+        inside = own.get("inside") or {}
+        found[name] |= {part: _only(inside.get(part), names) for part, names in _INSIDE.items()}
     return found
 
 

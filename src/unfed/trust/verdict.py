@@ -240,6 +240,11 @@ def _undo(undo: Any) -> list[tuple[str, str, str]] | str:
             "known",
             "its backdoor taught again by five stamped rows: success minus false alarms, in points",
         ),
+        ("triggers", "gained", "success that ten stamped rows add to its backdoor, in points"),
+        ("stitch", "forget", "features fitted to the old head: accuracy on the data that left, in %"),
+        ("graft", "forget", "the old head on the new features: accuracy on the data that left, in %"),
+        ("trigger", "auc", "its trigger told by the features: share of pairs that are told apart, in %"),
+        ("probe", "reads_20", "its class read from the features after 20 rows were shown, in %"),
     ):
         found = [undo.get(model, {}).get(name, {}) for model in ("unlearned", "retrain")]
         own, retrain = (_rounded(one.get(value, one.get("reason", "not measured"))) for one in found)
