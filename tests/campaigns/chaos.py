@@ -181,7 +181,7 @@ SERVED = "logged and served"
 CASES = (
     Case("run", ("run", "tiny.toml", "--quiet"), "nothing"),
     Case("resume", ("resume", "run", "--quiet"), "begun"),
-    Case("forget", ("forget", "run", "--client", "1", "--until", "2", "--quiet"), "trained"),
+    Case("forget", ("forget", "run", "--method", "not", "--client", "1", "--until", "2", "--quiet"), "trained"),
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
     Case("forget signed", ("forget", "run", "--request", "leave.json", "--until", "2", "--quiet"), "logged"),
     Case("purge logged", ("purge", "run", "--request", "leaves", "--yes"), SERVED),
@@ -216,11 +216,11 @@ def templates(root: Path) -> None:
     common.made(root / "trained" / "run", partition={"clients": 2})
     shutil.copytree(root / "trained", root / "served")
     with common.inside(root / "served"):
-        common.give("forget", "run", "--client", "1", "--until", "1", "--quiet")
+        common.give("forget", "run", "--method", "not", "--client", "1", "--until", "1", "--quiet")
     shutil.copytree(root / "trained", root / "waiting")
     # Filed while another process works in the folder, so that it waits.
     with common.inside(root / "waiting"), Run.open(root / "waiting" / "run").folder.lock():
-        common.give("forget", "run", "--client", "1", "--until", "1", "--quiet")
+        common.give("forget", "run", "--method", "not", "--client", "1", "--until", "1", "--quiet")
     shutil.copytree(root / "served", root / "two")
     shutil.copytree(root / "trained" / "run", root / "two" / "run-2")
     shutil.copytree(root / "served", root / "exported")

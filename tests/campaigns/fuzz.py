@@ -381,7 +381,7 @@ def campaign(seconds: float, seed: int, most: int | None = None, kinds: Sequence
     with tempfile.TemporaryDirectory(prefix="unfed-fuzz-") as scratch, common.inside(Path(scratch)):
         here = Path(scratch)
         common.made(here / "whole")
-        common.give("forget", "whole", "--client", "1", "--until", "1", "--quiet")
+        common.give("forget", "whole", "--method", "not", "--client", "1", "--until", "1", "--quiet")
         shutil.copytree(here / "whole", here / "run")
         shutil.copytree(here / "whole", here / "other")
         (here / "empty").mkdir()

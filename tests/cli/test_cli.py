@@ -154,40 +154,27 @@ def test_status_says_where_a_run_stands(unfed: Callable[..., Any], done: Path) -
     assert value["state"] == "finished" and value["jobs"][0]["round"] == 4
 
 
-@pytest.mark.filterwarnings("always::unfed.errors.UnfedWarning")
-def test_without_a_method_forget_says_before_anything_is_done_that_not_can_be_undone(
-    unfed: Callable[..., Any], done: Path
-) -> None:
-    """A request that is only filed can still be withdrawn; a method that was chosen is not spoken of."""
-    said = "note: Using NoT (default). NoT can be undone; use --method sealed or retrain where that matters.\n"
-    for words, says in (
-        (("--client", "2", "--wait"), said),
-        (("--id", "client-2", "--wait"), ""),  # again: as last time
-        (("--client", "3", "--wait", "--method", "not"), ""),
-        (("--class", "3", "--wait", "--set", "perturbation=zero"), ""),  # what is gone cannot be turned back
-        (("--class", "6", "--wait", "--set", "perturbation=orthogonal"), said),
-    ):
-        code, _, err = unfed("forget", done, *words)
-        assert code == 0 and err == says, (words, err)
-        if words != ("--client", "2", "--wait"):  # a second NoT beside one that waits is refused
-            assert unfed("withdraw", done, Run.open(done).folder.book().entries[-1].request.id)[0] == 0
+def test_without_a_method_forget_files_a_tuned_retrain(unfed: Callable[..., Any], done: Path) -> None:
+    code, _, err = unfed("forget", done, "--client", "2", "--wait")
+    (entry,) = Run.open(done).folder.book().entries
+    assert code == 0 and not err and entry.method == "retrain" and "tune" in entry.how.set["unlearning"]
 
 
 def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> None:
-    code, out, err = unfed("forget", done, "--client", "2", "--until", "2")
+    code, out, err = unfed("forget", done, "--method", "not", "--client", "2", "--until", "2")
     assert code == 0, err
     assert "Request 'client-2' is served after 2 rounds" in out and "report.html" in out
     assert "\nWhether it was forgotten cannot be decided: " in out or "\nNothing to forget could be seen: " in out
     assert "In force: the model of request client-2 by NoT; methods were only compared for r1, which is still" in out
     assert f"`unfed export {done} -o model.safetensors` writes it to a file." in out
-    code, out, _ = unfed("forget", done, "--client", "2", "--until", "2")
+    code, out, _ = unfed("forget", done, "--method", "not", "--client", "2", "--until", "2")
     assert code == 0 and "was served already" in out
     assert "client-2" in unfed("status", done)[1]
 
 
 @pytest.mark.slow
 def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, here: Path) -> None:
-    assert unfed("forget", done, "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
+    assert unfed("forget", done, "--method", "not", "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
     (here / "ids.csv").write_text("client,position\n1,0\n1,5\n")
     code, out, err = unfed("forget", done, "--samples", "ids.csv", "--method", "sealed", "--until", "1", "--json")
     assert code == 0, err
@@ -196,11 +183,11 @@ def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, h
 
 @pytest.mark.slow
 def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any], done: Path) -> None:
-    _, out, _ = unfed("forget", done, "--client", "2", "--until", "1")
+    _, out, _ = unfed("forget", done, "--method", "not", "--client", "2", "--until", "1")
     said = out.replace("\n", " ")
     assert "undo NoT by one minus sign" in said and f"unfed probe {done}" in said
     assert "`--method retrain` lasts, `--method sealed` has no inverse." in said
-    told = json.loads(unfed("forget", done, "--client", "2", "--until", "1", "--json")[1])
+    told = json.loads(unfed("forget", done, "--method", "not", "--client", "2", "--until", "1", "--json")[1])
     assert told["lasting"] in said
 
 
@@ -208,18 +195,18 @@ def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any
 def test_forget_warns_of_no_way_back_where_there_is_none(unfed: Callable[..., Any], done: Path) -> None:
     drawn = ("--set", "perturbation=reinit")
     for client, how in (("1", ("--method", "retrain")), ("2", drawn), ("3", ("--method", "sealed"))):
-        code, out, err = unfed("forget", done, "--client", client, "--until", "1", "--json", *how)
+        code, out, err = unfed("forget", done, "--method", "not", "--client", client, "--until", "1", "--json", *how)
         assert code == 0 and json.loads(out)["lasting"] is None, err
 
 
 def test_not_recovered_is_exit_code_3(unfed: Callable[..., Any], done: Path) -> None:
-    code, _, err = unfed("forget", done, "--client", "2")
+    code, _, err = unfed("forget", done, "--method", "not", "--client", "2")
     assert code == 3 and "is not recovered after 3 rounds" in err and "--until recovered,6" in err
 
 
 @pytest.mark.slow
 def test_after_exit_code_3_status_names_ways_out_that_work(unfed: Callable[..., Any], done: Path) -> None:
-    assert unfed("forget", done, "--client", "2")[0] == 3
+    assert unfed("forget", done, "--method", "not", "--client", "2")[0] == 3
     code, out, _ = unfed("status", done)
     assert code == 0 and "request client-2: denied (not recovered)" in out and "it stays owed" in out
     assert "finished" in out and "unfed resume" not in out
@@ -234,20 +221,20 @@ def test_after_exit_code_3_status_names_ways_out_that_work(unfed: Callable[..., 
 
 @pytest.mark.slow
 def test_another_request_is_served_though_the_one_before_was_not(unfed: Callable[..., Any], done: Path) -> None:
-    assert unfed("forget", done, "--client", "2", "--json")[0] == 3
-    code, out, err = unfed("forget", done, "--client", "3", "--until", "1", "--json")
+    assert unfed("forget", done, "--method", "not", "--client", "2", "--json")[0] == 3
+    code, out, err = unfed("forget", done, "--method", "not", "--client", "3", "--until", "1", "--json")
     assert code == 0 and json.loads(out)["status"] == "done", err
     value = json.loads(unfed("status", done, "--json")[1])
     assert [(r["id"], r["state"], r["reason"]) for r in value["requests"]] == [
         ("client-2", "denied", "not recovered"),
         ("client-3", "fulfilled", None),
     ]
-    code, _, err = unfed("forget", done, "--client", "3", "--id", "again", "--until", "1")
+    code, _, err = unfed("forget", done, "--method", "not", "--client", "3", "--id", "again", "--until", "1")
     assert code == 2 and "is out already, by request 'client-3'" in err.replace("\n", " ")
 
 
 def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> None:
-    assert unfed("forget", done, "--client", "2")[0] == 3
+    assert unfed("forget", done, "--method", "not", "--client", "2")[0] == 3
     code, out, _ = unfed("withdraw", done, "client-2")
     assert code == 0 and "Request 'client-2' is withdrawn" in out
     assert json.loads(unfed("withdraw", done, "client-2", "--json")[1])["state"] == "revoked"
@@ -508,7 +495,7 @@ def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
         wait_for(lambda: (here / "runs/small/progress.json").exists(), process)
         value = json.loads(unfed("status", "runs/small", "--json")[1])
         assert value["state"] == "running"
-        code, out, _ = unfed("forget", "runs/small", "--client", "2", "--until", "1")
+        code, out, _ = unfed("forget", "runs/small", "--method", "not", "--client", "2", "--until", "1")
         assert code == 0 and "is filed" in out
     finally:
         process.kill()

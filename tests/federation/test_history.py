@@ -297,7 +297,7 @@ def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies
     def dies(self: FedEraser, server: Server, state: State) -> State:
         if state.round == 1:  # another process files a request
             other = reopened(run.folder.path, run)
-            assert other.forget(Request("b", clients=(second,)), until=1).status == "queued"
+            assert other.forget(Request("b", clients=(second,)), "not", until=1).status == "queued"
             raise Crash
         return original(self, server, state)
 

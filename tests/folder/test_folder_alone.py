@@ -111,7 +111,9 @@ def test_a_folder_of_layout_1_is_read(old: Any, tmp_path: Path, command: Any) ->
         assert "finished" in found.output and "request client-2: fulfilled" in found.output
 
 
-@pytest.mark.parametrize("work", [lambda run: run.execute(), lambda run: run.forget(Request("r", clients=("1",)))])
+@pytest.mark.parametrize(
+    "work", [lambda run: run.execute(), lambda run: run.forget(Request("r", clients=("1",)), "not")]
+)
 def test_no_work_goes_on_in_a_folder_of_layout_1(old: Any, work: Any) -> None:
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     with pytest.raises(UnfedError, match="layout 1: status, report, export and evaluate read it.* unfed 0.1.0"):

@@ -95,7 +95,7 @@ def test_a_client_whose_rows_have_all_left_leaves_by_name_and_no_model_is_made(r
 def test_its_name_is_on_the_deny_list_and_its_validation_rows_are_out(run: Run) -> None:
     assert rows(run, view="val"), "there are some"
     assert "3" not in deny.on_list(run.folder.path).clients
-    run.forget(CLIENT, until=1)
+    run.forget(CLIENT, "not", until=1)
     assert deny.on_list(run.folder.path).clients == ("3",)
     assert not len(run.world(0).scoped(run.scope(0))["3"].view("val"))
 
@@ -109,7 +109,7 @@ def test_a_client_leaves_by_name_also_where_its_validation_rows_are_out_already(
 
 
 def test_what_is_measured_is_the_model_in_force_and_its_own_rows_are_said_not_to_be(run: Run) -> None:
-    run.forget(CLIENT, until=1)
+    run.forget(CLIENT, "not", until=1)
     (line,) = [line for line in run.folder.lines() if line["request"] == CLIENT.id]
     last = [line for line in run.folder.lines() if line["request"] == "rest"][-1]
     assert line["method"] == "before" and line["own"] == "not measured: all of it had left before"
@@ -119,11 +119,11 @@ def test_what_is_measured_is_the_model_in_force_and_its_own_rows_are_said_not_to
 
 
 def test_asked_twice_it_is_done_once_and_it_cannot_be_withdrawn(run: Run) -> None:
-    run.forget(CLIENT, until=1)
+    run.forget(CLIENT, "not", until=1)
     lines = run.folder.lines()
-    assert run.forget(CLIENT, until=1).status == "already done" and run.folder.lines() == lines
+    assert run.forget(CLIENT, "not", until=1).status == "already done" and run.folder.lines() == lines
     with pytest.raises(UnfedError, match="'again' asks for is out already, by requests 'half' and 'rest'"):
-        run.forget(Request("again", clients=("3",)), until=1)
+        run.forget(Request("again", clients=("3",)), "not", until=1)
     with pytest.raises(UnfedError, match="is fulfilled"):
         run.withdraw(CLIENT.id)
 
@@ -183,9 +183,9 @@ def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path,
         run.forget(replace(CLIENT, id="again"), "ft", until=1)
     with pytest.raises(UnfedError, match=back):
         run.forget(replace(CLIENT, id="again"), "sealed", until=1, how=RequestOptions(set={"perturbation": "signs"}))
-    (command,) = {typed for one in affected(run, "3") for typed in one.do.split("`")[1::2] if "--method" in typed}
+    (command,) = {typed for one in affected(run, "3") for typed in one.do.split("`")[1::2] if "-lasts" in typed}
     said(*shlex.split(command)[1:], "--until", "1", "-q")
-    assert run.current_job(0) == Job(0, "client-3-lasts", "sealed")
+    assert run.current_job(0) == Job(0, "client-3-lasts", "retrain")
     left = [one for one in affected(run, "3") if "one minus sign" in one.what]
     assert left and all(one.do == f"`{run.command('purge', '--request', 'client-3')}`" for one in left)
     assert entry_of(run, "client-3-lasts").again["client-3"], "what it was about is measured under the earlier request"
@@ -194,13 +194,13 @@ def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path,
         run.forget(replace(CLIENT, id="third"), "retrain", until=1)
 
 
-def test_in_a_run_with_recorded_history_which_cannot_be_sealed_retrain_is_named(tmp_path: Path) -> None:
+def test_the_command_that_ends_a_way_back_names_the_seed_and_works_beside_recorded_history(tmp_path: Path) -> None:
     sets = [*SETS, 'training.record=["fukd"]', "seed=[0, 1]"]
     run = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "run")
     run.execute()
     run.forget(CLIENT, "not", until=1, seed=1)
     command = ending(run, entry_of(run))
-    assert shlex.split(command)[3:] == shlex.split("--client 3 --seed 1 --method retrain --id client-3-lasts")
+    assert shlex.split(command)[3:] == shlex.split("--client 3 --seed 1 --id client-3-lasts")
     said(*shlex.split(command)[1:], "--until", "1", "-q")
     assert run.current_job(1) == Job(1, "client-3-lasts", "retrain")
 
@@ -266,7 +266,7 @@ def test_killed_at_any_file_it_ends_as_if_nothing_had_been(
         return [entry.state, entry.left_by, entry.again, run.folder.lines(), sorted(models(run))]
 
     whole = Run.open(shutil.copytree(emptied, tmp_path / "whole"))
-    whole.forget(CLIENT, until=1)
+    whole.forget(CLIENT, "not", until=1)
     written, real = 0, storage.write_bytes
     while True:
         run = Run.open(shutil.copytree(emptied, tmp_path / str(written)))
@@ -281,13 +281,13 @@ def test_killed_at_any_file_it_ends_as_if_nothing_had_been(
 
         monkeypatch.setattr(storage, "write_bytes", dying)
         try:
-            run.forget(CLIENT, until=1)
+            run.forget(CLIENT, "not", until=1)
             ended = True
         except KeyboardInterrupt:
             ended = False
         monkeypatch.setattr(storage, "write_bytes", real)
         again = Run.open(run.folder.path)
-        again.forget(CLIENT, until=1)
+        again.forget(CLIENT, "not", until=1)
         assert outcome(again) == outcome(whole) and check(again.folder).findings == [], written
         if ended:
             break
@@ -300,13 +300,13 @@ def test_killed_at_any_file_it_ends_as_if_nothing_had_been(
 
 def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -> None:
     where = run.folder.path
-    told = said("forget", where, "--client", "3")
+    told = said("forget", where, "--method", "not", "--client", "3")
     assert "Client 3 takes no further part, in training or validation; no new model was made, for requests half" in told
     assert "%, forget not measured: all of it had left before" in told
     assert "Earlier request half: the model in force is right on" in told and "new model is right" not in told
     assert "In force: the model of request rest by FT" in told
     assert "can undo NoT by one minus sign" in told, "request half was served by it"
-    assert "was served already; nothing was done" in said("forget", where, "--client", "3")
+    assert "was served already; nothing was done" in said("forget", where, "--method", "not", "--client", "3")
     shown = said("status", where)
     assert "request client-3: fulfilled (nothing of it was left in training)" in shown and "no model was made" in shown
     assert json.loads(said("status", where, "--json"))["requests"][-1]["left_by"] == ["half", "rest"]
@@ -321,7 +321,7 @@ def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -
 
 
 def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> None:
-    run.forget(CLIENT, until=1)
+    run.forget(CLIENT, "not", until=1)
     where = run.folder.path
     own = {one["file"] for one in run.info()["influence"] if one["request"] == CLIENT.id}
     assert {"models/0/train.safetensors", "samples/0/client-3/before", "models/0/half/not.safetensors"} <= own
@@ -342,7 +342,7 @@ def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> No
 
 
 def test_a_request_that_names_one_as_having_served_it_which_did_not_is_found(run: Run) -> None:
-    run.forget(CLIENT, until=1)
+    run.forget(CLIENT, "not", until=1)
     file = request_file(run.folder.path, entry_of(run))
     for broken, told in ((["half", "nobody"], "by request 'nobody', which is not"), ("half", "as its left_by")):
         file.write_text(json.dumps({**json.loads(file.read_text()), "left_by": broken}))

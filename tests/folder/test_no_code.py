@@ -193,7 +193,7 @@ def test_every_command_is_walked_and_those_that_read_cannot_be_told_to_run_code(
 def test_commands_that_read_build_no_method_no_model_and_no_data(
     canary: Path, unfed: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert unfed("forget", "run", "--client", "1", "--until", "1", "--quiet")[0] == 0
+    assert unfed("forget", "run", "--method", "not", "--client", "1", "--until", "1", "--quiet")[0] == 0
     shutil.rmtree("other")
     shutil.copytree("run", "other")
     for name in ("operator", "client"):

@@ -25,7 +25,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config.parse({**SMALL, "request": []}, ["training.rounds=2", "unlearning.rounds=1", "methods.run=['not']"])
     run = Run.create(config, tmp_path_factory.mktemp("no-model") / "run")
     run.execute()
-    run.forget(Request("leaves", clients=("1",)), until=1)
+    run.forget(Request("leaves", clients=("1",)), "not", until=1)
     run.queue.file(Request("again", clients=("2",)), "ft", "1", 0)
     run.withdraw("again")
     run.queue.file(Request("waits", clients=("2",)), "ft", "1", 0)

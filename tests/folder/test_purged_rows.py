@@ -58,8 +58,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.execute()
     where = run.folder.path
     (where.parent / "two.csv").write_text("client,position\n2,0\n2,5\n")
-    said("forget", where, "--client", "1", *ONE_ROUND)
-    said("forget", where, "--samples", where.parent / "two.csv", "--id", "two", *ONE_ROUND)
+    said("forget", where, "--method", "not", "--client", "1", *ONE_ROUND)
+    said("forget", where, "--method", "not", "--samples", where.parent / "two.csv", "--id", "two", *ONE_ROUND)
     return where
 
 
@@ -105,7 +105,7 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
     assert holding(where, values(before, CLIENT, TWO)), "there is something to find"
     for name in ("client-1", "two"):
         said("purge", where, "--request", name, "--yes")
-    said("forget", where, "--client", "3", *ONE_ROUND)
+    said("forget", where, "--method", "not", "--client", "3", *ONE_ROUND)
     run = Run.open(where)
     later = sorted((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
     assert later and {len(storage.load(file)[0]["forget/loss"]) for file in later} == {len(rows_of(run, NEXT))}
@@ -124,7 +124,7 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
 def test_a_probe_after_a_purge_looks_at_what_is_left(where: Path) -> None:
     for name in ("client-1", "two"):
         said("purge", where, "--request", name, "--yes")
-    said("forget", where, "--client", "3", *ONE_ROUND)
+    said("forget", where, "--method", "not", "--client", "3", *ONE_ROUND)
     said("probe", where, "--quick")
     run = Run.open(where)
     whole = json.loads((where / "undo" / "0" / "client-3" / "ft.json").read_text())
@@ -138,7 +138,7 @@ def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: P
     run = Run.open(where)
     for name in ("client-1", "two"):
         purge(run, name)
-    told = said("forget", where, "--client", "3", *ONE_ROUND)
+    told = said("forget", where, "--method", "not", "--client", "3", *ONE_ROUND)
     run = Run.open(where)
     line, entry = run.lines()[-1], run.queue.book.find("client-3")
     assert entry is not None and line["forget"] == line["own"], "Forget is over what is not purged"
@@ -155,7 +155,7 @@ def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: P
 
 def test_a_share_of_few_rows_is_told_with_how_few_they_are(where: Path) -> None:
     """Three of five hard rows are 40 %, which beside "about 97 %" reads like a fault and is none."""
-    told = said("forget", where, "--client", "3", *ONE_ROUND)
+    told = said("forget", where, "--method", "not", "--client", "3", *ONE_ROUND)
     entry = Run.open(where).queue.book.find("client-3")
     assert entry is not None and entry.again["two"]["rows"] == 2 and float(entry.again["client-1"]["rows"]) > 10
     few = "(of 2 rows)"

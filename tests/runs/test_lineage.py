@@ -285,7 +285,7 @@ def test_a_killed_not_carries_the_sums_along_once(run: Run, tmp_path: Path, monk
     folders = {number: tmp_path / str(number) for number in range(1, 6)}
     for folder in folders.values():
         shutil.copytree(run.folder.path, folder)
-    run.forget(request, until=2)
+    run.forget(request, "not", until=2)
     truth = run.folder.load_histories(job)["fukd"].pack()
     for number, folder in folders.items():
         killed, again = Run.open(folder), Run.open(folder)
@@ -293,7 +293,7 @@ def test_a_killed_not_carries_the_sums_along_once(run: Run, tmp_path: Path, monk
         again.use(run.world(0))
         with monkeypatch.context() as patch, pytest.raises(Crash):
             crash_at(patch, number + 1)  # the first write files the request
-            killed.forget(request, until=2)
+            killed.forget(request, "not", until=2)
         again.execute()
         tensors, numbers = again.folder.load_histories(job)["fukd"].pack()
         assert numbers == truth[1] and all(torch.equal(tensors[n], t) for n, t in truth[0].items())
@@ -408,7 +408,7 @@ def test_a_round_is_repeated_on_the_rows_it_had_whatever_left_before_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.config = config("training.record=['fukd', 'pgd']", "methods.randl.federated=true")
-    run.forget(Request("a", classes=(3,)), until=1)
+    run.forget(Request("a", classes=(3,)), "not", until=1)
     pasts: list[Any] = []
     climbed: list[Any] = []
     with monkeypatch.context() as patch:

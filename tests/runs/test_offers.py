@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs.admission import Offer
+from unfed.runs.admission import DEFAULT, Offer
 from unfed.runs.run import Run
 from worlds import Small
 
@@ -39,6 +39,15 @@ def test_costs_are_those_of_the_training_for_as_many_rounds(run: Run) -> None:
     assert offers["not"].bytes == pytest.approx(sent * stay / (stay + 1) * 3 / 4)
 
 
+def test_the_default_comes_first_with_its_trials_and_local_epochs_counted(run: Run) -> None:
+    first, trained = run.plan(LEAVES)[0], run.lines()[-1]
+    assert first.method == DEFAULT and first.lasts == "exact" and first.rounds == 4 + 3 * 2
+    assert first.seconds == pytest.approx(float(trained["seconds"]) * first.rounds / 4 * 3)
+    done = run.forget(LEAVES)
+    assert (done.entry.method, done.entry.until) == ("retrain", "4")
+    assert run.lines()[-1]["comm_bytes"] == pytest.approx(first.bytes)
+
+
 def test_what_lasts_is_said_as_far_as_it_is_known(run: Run) -> None:
     offers = by_method(run)
     assert offers["not"].lasts == "no: one minus sign" and offers["ft"].lasts == "not shown"
@@ -51,6 +60,7 @@ def test_what_lasts_is_said_as_far_as_it_is_known(run: Run) -> None:
 def test_a_plan_refuses_what_forget_refuses_and_in_the_same_words(run: Run, request_: Request, tmp_path: Path) -> None:
     run.forget(Request("first", clients=("1",)), "not", until=1)  # a second negation would turn the first one back
     offers, said = by_method(run, request_), dict[str, str]()
+    offers.pop(DEFAULT)
     for method in offers:
         copy = Path(shutil.copytree(run.folder.path, tmp_path / method.replace(":", ".")))
         try:

@@ -789,24 +789,13 @@ def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template: tup
 # --- guards: the same in Python as on the command line --------------------------------------------------------------
 
 
-def test_python_hears_of_a_default_that_can_be_undone_and_a_chosen_method_is_not_spoken_of(run: Run) -> None:
-    with pytest.warns(UnfedWarning, match=r"Using NoT \(default\)\. NoT can be undone; use --method sealed or retrain"):
-        entry, _ = run.ask(Request("leaves", clients=("1",)))
-    assert (entry.method, entry.until) == ("not", "recovered")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again, _ = run.ask(entry.request)
-        assert again.method == "not", "asked again it is as last time"
-        run.withdraw("leaves")
-        run.ask(Request("chosen", clients=("1",)), "not")
-
-
-def test_where_history_was_recorded_only_retrain_is_named(run: Run) -> None:
-    """From recorded history the old model can be put together again, so Sealed's draw would be no secret."""
-    training = {**run.config.to_json()["training"], "record": ["federaser"]}
-    run.config = Config.parse({**run.config.to_json(), "training": training})
-    with pytest.warns(UnfedWarning, match="use --method retrain where that matters"):
-        run.ask(Request("leaves", clients=("1",)))
+def test_without_a_method_it_is_retrain_and_asked_again_it_is_as_last_time(run: Run) -> None:
+    entry, _ = run.ask(Request("leaves", clients=("1",)))
+    assert entry.method == "retrain" and "tune" in entry.how.set["unlearning"]
+    again, _ = run.ask(entry.request)
+    assert (again.method, again.until, again.how) == (entry.method, entry.until, entry.how)
+    chosen, _ = run.ask(Request("chosen", clients=("2",)), "not")
+    assert (chosen.method, chosen.until, chosen.how.set) == ("not", "recovered", {})
 
 
 def test_a_client_that_is_not_there_is_refused_in_python_too_and_nothing_is_said_of_a_default(run: Run) -> None:

@@ -251,7 +251,7 @@ def test_the_process_is_left_with_its_own_threads(
         assert set(seen) == {1} and torch.get_num_threads() == 2
         Run.open(tmp_path / "run").model(method="train")
         assert torch.get_num_threads() == 2
-        run.forget(Request("r9", clients=("1",)), until=1, watch=watch)
+        run.forget(Request("r9", clients=("1",)), "not", until=1, watch=watch)
         assert set(seen) == {1} and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -412,7 +412,7 @@ def trained(train: Callable[..., Run]) -> Run:
 
 def test_forget_leaves_a_new_model_in_force(trained: Run) -> None:
     before = trained.current(0)
-    done = trained.forget(Request("bye-3", clients=("3",)), until=2)
+    done = trained.forget(Request("bye-3", clients=("3",)), "not", until=2)
     assert done.status == "done"
     assert trained.current_job(0) == Job(0, "bye-3", "not")
     assert not torch.equal(trained.current(0)["conv2.weight"], before["conv2.weight"])
@@ -422,22 +422,22 @@ def test_forget_leaves_a_new_model_in_force(trained: Run) -> None:
 
 
 def test_the_same_request_twice_does_nothing(trained: Run) -> None:
-    trained.forget(Request("x", clients=("3",)), until=2)
+    trained.forget(Request("x", clients=("3",)), "not", until=2)
     before = trained.folder.trajectory.read_bytes()
-    assert trained.forget(Request("x", clients=("3",)), until=2).status == "already done"
+    assert trained.forget(Request("x", clients=("3",)), "not", until=2).status == "already done"
     assert trained.folder.trajectory.read_bytes() == before
 
 
 def test_an_id_belongs_to_one_request(trained: Run) -> None:
-    trained.forget(Request("x", clients=("3",)), until=1)
+    trained.forget(Request("x", clients=("3",)), "not", until=1)
     with pytest.raises(UnfedError, match="already used for another request"):
-        trained.forget(Request("x", clients=("2",)), until=1)
+        trained.forget(Request("x", clients=("2",)), "not", until=1)
     with pytest.raises(UnfedError, match="already used for another request"):
         trained.forget(Request("x", clients=("3",)), method="ft", until=1)
 
 
 def test_a_second_request_starts_from_what_the_first_left(trained: Run) -> None:
-    trained.forget(Request("a", clients=("3",)), until=1)
+    trained.forget(Request("a", clients=("3",)), "not", until=1)
     first = trained.current(0)
     trained.forget(Request("b", clients=("1",)), "sealed", until=1)
     later, _ = loaded(trained, Job(0, "b", "sealed"))
@@ -452,7 +452,7 @@ def test_a_second_request_starts_from_what_the_first_left(trained: Run) -> None:
 
 def test_recovered_ends_at_the_first_round_that_is_good_enough(train: Callable[..., Run]) -> None:
     trained = train("evaluation.recovered_within=100.0")
-    trained.forget(Request("x", clients=("3",)))
+    trained.forget(Request("x", clients=("3",)), "not")
     assert [line["round"] for line in trained.lines() if line["method"] == "not"] == [0, 1]
     assert saved(trained.folder, Job(0, "x", "not")).finished == "recovered"
 
@@ -462,9 +462,9 @@ def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> No
     with pytest.raises(
         Refused, match=r"Request 'x' is not recovered after 1 round: the best validation accuracy was \d"
     ):
-        trained.forget(Request("x", clients=("3",)))
+        trained.forget(Request("x", clients=("3",)), "not")
     assert trained.current_job(0) == Job(0, None, "train")  # the old model stays in force
-    assert trained.forget(Request("x", clients=("3",)), until=3).status == "done"
+    assert trained.forget(Request("x", clients=("3",)), "not", until=3).status == "done"
     rounds = [line["round"] for line in trained.lines() if line["method"] == "not"]
     assert rounds == [0, 1, 2, 3]  # it went on, it did not begin again
 
@@ -489,9 +489,9 @@ def test_a_goal_that_nobody_looked_at_is_not_reached(train: Callable[..., Run]) 
     trained = train("unlearning.rounds=1", "unlearning.lr=0.0", "training.lr=0.05", *ALL_DIGITS)
     leaves = Request("x", classes=(0,))
     with pytest.raises(Refused, match="does not pass the gate"):
-        trained.forget(leaves, until="forgotten", how=RequestOptions(max_drop=0.0))
+        trained.forget(leaves, "not", until="forgotten", how=RequestOptions(max_drop=0.0))
     with pytest.raises(Refused, match="is not recovered after 1 round"):
-        trained.forget(leaves, until="recovered", how=RequestOptions(max_drop=100.0))
+        trained.forget(leaves, "not", until="recovered", how=RequestOptions(max_drop=100.0))
 
 
 def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
@@ -508,7 +508,7 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
         return original(self, server, state)
 
     monkeypatch.setattr(NoT, "round", round)
-    trained.forget(Request("a", clients=("3",)), until=4)
+    trained.forget(Request("a", clients=("3",)), "not", until=4)
     asked: dict[Any, Any] = {}
     for line in trained.lines():
         if line["method"] in ("not", "sealed"):
@@ -529,23 +529,23 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
 )
 def test_a_wrong_request_is_refused_and_nothing_is_filed(trained: Run, request_: Request, says: str) -> None:
     with pytest.raises(UnfedError, match=says):
-        trained.forget(request_, until=1)
+        trained.forget(request_, "not", until=1)
     assert trained.folder.book().entries == ()
 
 
 def test_wrong_ways_to_ask(trained: Run) -> None:
     with pytest.raises(UnfedError, match="--until takes 'recovered', 'forgotten', .* a number"):
-        trained.forget(Request("x", clients=("1",)), until="soon")
+        trained.forget(Request("x", clients=("1",)), "not", until="soon")
     with pytest.raises(UnfedError, match="The method 'nott' is not known"):
         trained.forget(Request("x", clients=("1",)), method="nott")
     with pytest.raises(UnfedError, match="no seed 5"):
-        trained.forget(Request("x", clients=("1",)), seed=5)
+        trained.forget(Request("x", clients=("1",)), "not", seed=5)
 
 
 def test_forgetting_needs_a_finished_training(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("request=[]"), tmp_path / "run")
     with pytest.raises(UnfedError, match="training of this run is not finished; first go on with `unfed resume"):
-        run.forget(Request("x", clients=("1",)))
+        run.forget(Request("x", clients=("1",)), "not")
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------

@@ -52,9 +52,7 @@ def forget(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="See `unfed methods`. Default: as last time, else `not`, which can be undone.", rich_help_panel=HOW
-        ),
+        typer.Option(help="See `unfed methods`. Default: as last time, else a tuned `retrain`.", rich_help_panel=HOW),
     ] = None,
     layers: Annotated[
         str | None, typer.Option(help="The method's layers, with commas: `conv1,conv2`.", rich_help_panel=HOW)
@@ -204,8 +202,8 @@ def _tell_plan(offers: "list[Offer]", as_json: bool) -> None:
             table.add_row(one.method, str(one.rounds), *costs, one.lasts, ", ".join(one.needs) or "-")
     stdout.print(table)
     say(
-        "Rounds are at most. Bytes and time are what the training took for so many rounds; `unfed probe` tests"
-        " whether a model lasts."
+        "`default` is a tuned Retrain. Rounds are at most; bytes and time are what the training took for so many"
+        " rounds. `unfed probe` tests whether a model lasts."
     )
     for one in offers:
         if one.refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ConfigDict
@@ -14,6 +14,8 @@ from unfed.errors import UnfedError, option
 from unfed.values import is_measured
 
 GOALS = ("recovered", "forgotten")
+PEAKS = (1, 5, 25)
+"""The multiples of the training's learning rate that a tuned Retrain tries."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,23 @@ class RequestOptions:
         if self.max_drop is not None:
             changed["gate"] = config.gate.model_copy(update={"max_drop": self.max_drop})
         return config.model_copy(update=changed) if changed else config
+
+    def tuned_retrain(self, config: Config) -> tuple[RequestOptions, int]:
+        """The default of a deletion request: this with Retrain's recipe, and in how many rounds.
+
+        One cycle over a tenth of the training's rounds (at least 6), three local epochs; the peak is chosen by short
+        trials on validation rows. Where a recipe is given, in the request or in Retrain's own table, that one holds.
+        Where no validation rows are held out, training is repeated as it was.
+        """
+        own, train = config.methods.recovery("retrain"), config.training
+        if not config.partition.validation:
+            return self, own.rounds or train.rounds
+        rounds = own.rounds or max(-(-train.rounds // 10), min(train.rounds, 6))
+        if "unlearning" in self.set or own.model_fields_set - {"rounds"}:
+            return self, rounds
+        peaks = [float(f"{times * train.lr:.6g}") for times in PEAKS]
+        recipe = {"tune": peaks, "epochs": max(3, train.epochs), "schedule": {"kind": "one-cycle"}}
+        return replace(self, set={**self.set, "unlearning": recipe}), rounds
 
     def to_json(self) -> dict[str, Any]:
         """What was given, and nothing else."""

@@ -30,6 +30,7 @@ from unfed.data import Request
 from unfed.errors import NotRecovered, Refused, UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
 from unfed.federation.robust import Robust
+from unfed.federation.schedule import Settings
 from unfed.folder import kept
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
@@ -309,6 +310,10 @@ def recorders(
 # --- what a request is refused for ------------------------------------------------------------------------------------
 
 
+DEFAULT = "default"
+"""How a plan calls the tuned Retrain that serves a request without a method."""
+
+
 @dataclass(frozen=True)
 class Offer:
     """What one method would cost and give for a request, as far as that is known before it runs."""
@@ -411,13 +416,19 @@ class Admission:
         last = trained[-1] if trained and trained[-1]["round"] else None
         labels = dict.fromkeys([*config.methods.run, *made])
         offers = [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
+        if not elsewhere(self._run.folder.description()):
+            tuned, rounds = how.tuned_retrain(config)
+            offered = self._offer(Retrain.name, request, seed, tuned.on(config, Retrain.name), last, rounds)
+            offers.insert(0, replace(offered, method=DEFAULT))
         if config.training.keep_every and config.setting != "central":
             again = RequestOptions({**how.set, "start": "rewind"}).on(config, Retrain.name)
             offered = self._offer(Retrain.name, request, seed, again, last)
             offers.append(replace(offered, method=f"{Retrain.name} --set start=rewind"))
         return offers
 
-    def _offer(self, label: str, request: Request, seed: int, config: Config, trained: Line | None) -> Offer:
+    def _offer(
+        self, label: str, request: Request, seed: int, config: Config, trained: Line | None, rounds: int | None = None
+    ) -> Offer:
         run, book, chosen = self._run, self._run.folder.book(), config.method(label)
         accepted = [e for e in book.accepted(seed) if e.request.id != request.id]
         module, refused, behind = run.world(seed).template.module, "", 0
@@ -433,8 +444,10 @@ class Admission:
         back = inverse_by(book, config, Job(seed, None, label))
         lasts = "not shown" if not chosen.lasts or chosen.short_of(module) else "nothing to turn back"
         lasts = "exact" if isinstance(chosen, Retrain) else lasts
-        rounds = max(1, rounds_of(config, label, chosen) - behind) + self._tunes(config, label, run.world(seed))
+        settings = run.world(seed).unlearning_settings(isinstance(chosen, Retrain), label, config)
+        rounds = max(1, (rounds or rounds_of(config, label, chosen)) - behind) + self._tunes(config, label, settings)
         sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
+        took = took and took * settings.phase.epochs / config.training.epochs
         there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
         sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)
         needs = tuple(sorted(chosen.needs - {"retain", "init"}))
@@ -450,7 +463,8 @@ class Admission:
                 f"{option('until', 'recovered')} cannot be judged here: no validation rows are held out; use"
                 f" {option('until', 'N')}."
             )
-        if self._tunes(config, entry.method, world) and not self._held_out(world, out):
+        again = isinstance(config.method(entry.method), Retrain)
+        if world.unlearning_settings(again, entry.method, config).tune and not self._held_out(world, out):
             raise UnfedError(NO_TRIALS)
         if "forgotten" not in goals or not run.trained(entry.seed):
             return
@@ -459,12 +473,10 @@ class Admission:
             evaluator.evidence(run.current(entry.seed))
         )
 
-    def _tunes(self, config: Config, label: str, world: World) -> int:
+    def _tunes(self, config: Config, label: str, settings: Settings) -> int:
         """How many rounds trials of learning rates take."""
-        method = config.method(label)
-        settings = world.unlearning_settings(isinstance(method, Retrain), label, config)
         each = settings.tune_rounds
-        return len(settings.tune) * method.trial(each).rounds(each, each)
+        return len(settings.tune) * config.method(label).trial(each).rounds(each, each)
 
     def _held_out(self, world: World, out: Sequence[Request]) -> int:
         """How many validation rows there are once these are out; who is elsewhere is asked later."""

@@ -484,12 +484,16 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
 NO_TRIALS = "unlearning.tune needs validation rows, and none are held out; set unlearning.lr, or partition.validation."
 
 
-def try_rates(server: JobServer, method: Method, score: Callable[[Params], Value]) -> dict[str, Any]:
-    """Run a short trial of the method at each rate of `tune`, and choose the rate of the best model.
+NEARLY = 2.0
+"""Points of validation accuracy that two trials may differ by and count as equally good."""
 
-    Every trial begins like the job and draws what its first rounds draw, at those who stay. A rate that spoils the
-    model is out of the running; of equal ones the first is taken. What trials cost is counted; nothing of them is
-    recorded.
+
+def try_rates(server: JobServer, method: Method, score: Callable[[Params], Value]) -> dict[str, Any]:
+    """Run a short trial of the method at each rate of `tune`, and choose one by validation accuracy.
+
+    Every trial begins like the job and draws what its first rounds draw, at those who stay. Taken is the highest rate
+    within `NEARLY` points of the best: the whole recovery is longer than a trial, and bears a higher rate. What trials
+    cost is counted; nothing of them is recorded.
 
     Raises:
         Refused: No rate led to a model.
@@ -512,8 +516,9 @@ def try_rates(server: JobServer, method: Method, score: Callable[[Params], Value
     server.settings, server.recorders, server.usual = settings, recorders, usual
     if not reached:
         raise failed or UnfedError(NO_TRIALS)
-    best = max(reached, key=reached.__getitem__)
-    return {"lr": best, "rounds": rounds, "validation": {str(rate): value for rate, value in reached.items()}}
+    best = max(reached.values())
+    chosen = max(rate for rate, value in reached.items() if value >= best - NEARLY)
+    return {"lr": chosen, "rounds": rounds, "validation": {str(rate): value for rate, value in reached.items()}}
 
 
 # --- when a job ends --------------------------------------------------------------------------------------------------

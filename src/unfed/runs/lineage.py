@@ -16,7 +16,6 @@ from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency
 from unfed.folder.carriers import Carrier
 from unfed.folder.layout import client_list, elsewhere
-from unfed.methods import METHODS
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
 from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
@@ -122,7 +121,7 @@ def _end(run: RunRecord, seen: _Seen) -> str:
 def ending(run: RunRecord, entry: Entry) -> str:
     """The command that ends the way back to what a request took out.
 
-    It is a request of its own by a method that lasts. Empty for a list of rows, and where no request can be filed here.
+    It is a request of its own, for a tuned Retrain. Empty for a list of rows, and where no request can be filed here.
     """
     asked = entry.request
     whom = [word for name in asked.clients for word in ("--client", name)]
@@ -130,19 +129,7 @@ def ending(run: RunRecord, entry: Entry) -> str:
     if not whom or elsewhere(run.description) or run.description.get("call"):
         return ""
     seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
-    return run.command("forget", *whom, *seed, "--method", lasting_method(run), "--id", f"{asked.id}-lasts")
-
-
-def lasting_method(run: RunRecord) -> str:
-    """The method that leaves no way back in a run, without building one.
-
-    It is Retrain where a history was recorded, which would tell Sealed's draw.
-    """
-    compared = [METHODS.get(run.config.methods.name_of(label)) for label in run.config.methods.run]
-    recorded = bool(run.config.training.record) or any(
-        kind is not None and "history" in kind.needs for kind in compared if run.config.request
-    )
-    return "retrain" if recorded else "sealed"
+    return run.command("forget", *whom, *seed, "--id", f"{asked.id}-lasts")
 
 
 def _ways_back(run: RunRecord, seen: _Seen) -> dict[Job, tuple[str, str]]:

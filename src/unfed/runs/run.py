@@ -34,17 +34,16 @@ from unfed.folder.layout import elsewhere
 from unfed.folder.undo_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
-from unfed.methods import NoT, Retrain, State
+from unfed.methods import Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.requests.book import method_of_request
 from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
 from unfed.requests.options import RequestOptions
-from unfed.requests.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.runs import admission, description, probe, trust_log
 from unfed.runs.admission import Offer, gone_already, left_by
 from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
-from unfed.runs.lineage import clients_of, lasting_method
+from unfed.runs.lineage import clients_of
 from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import RunRecord
 from unfed.runs.serving import STOPS, Queue
@@ -342,8 +341,9 @@ class Run(RunRecord):
 
         Args:
             request: What to forget.
-            method: A method's label. Default: as last time, else NoT, with a warning that it can be undone.
-            until: A goal or a number of rounds. Default: as last time, else `recovered`.
+            method: A method's label. Default: as last time, else a tuned Retrain (`RequestOptions.tuned_retrain`).
+            until: A goal or a number of rounds. Default: as last time, else `recovered`; for a tuned Retrain a
+                tenth of the training's rounds.
             seed: The repetition, where the run has several.
             watch: Hears of every round.
             expires: A date by which the request must be begun.
@@ -385,16 +385,16 @@ class Run(RunRecord):
         self._refuse_stranger(request)
         known = self.queue.book.find(request.id)
         how = how or (known.how if known is not None else RequestOptions())
-        by_default = method is None and known is None
-        method = method or (known.method if known is not None else NoT.name)
+        if method is None and known is None:
+            method = Retrain.name
+            if not elsewhere(self.description):  # what clients elsewhere hold out is not known here
+                how, rounds = how.tuned_retrain(self.config)
+                until = until or rounds
+        method = method or (known.method if known is not None else Retrain.name)
         until = until or (known.until if known is not None else "recovered")
         plugins.permit(self.config.methods.code([method], option("method")))
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
-        filed = self.queue.file(request, method, str(until), seed, expires, how)
-        if by_default and inverse_by(self.queue.book, how.on(self.config, method), Job(seed, None, method)):
-            instead = "retrain" if lasting_method(self) == Retrain.name else "sealed or retrain"
-            warn_of_way_back(BY_DEFAULT, option("method", instead))
-        return filed
+        return self.queue.file(request, method, str(until), seed, expires, how)
 
     def _refuse_stranger(self, request: Request) -> None:
         there = clients_of(self)
