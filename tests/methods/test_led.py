@@ -49,14 +49,15 @@ def test_the_first_step_is_not_itself_bit_for_bit(small: Small) -> None:
 
 
 def test_a_recorded_step_is_the_step(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of a GPU, here without its compiler: the cosine is written out for its sake."""
+    """The path of a GPU, here without its compiler; a model that never ran before is traced."""
     monkeypatch.setattr(recorded, "compiler", as_traced)
-    world = simulated(small(*DOUBLE), 0)
     method = Led("model").for_requests([Request("bye", classes=(3,))])
     found = []
-    for engine in (world.engine, lambda clients: Batched(world.template, clients, compile=True)):
+    for recorded_step in (False, True):
+        world = simulated(small(*DOUBLE), 0)
         server = serve(world, (Request("bye", classes=(3,)),))
-        server.engine = engine(world.scoped([Request("bye", classes=(3,))]))
+        clients = world.scoped([Request("bye", classes=(3,))])
+        server.engine = Batched(world.template, clients, compile=True) if recorded_step else world.engine(clients)
         found.append(unlearn(method, server, 2).params)
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-9, atol=1e-9)
