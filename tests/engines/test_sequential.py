@@ -16,7 +16,7 @@ from unfed.client import step
 from unfed.client.objectives import OBJECTIVES
 from unfed.client.plan import Phase, Plan, term
 from unfed.data import ClientData, DatasetSource
-from unfed.data.prefetch import ahead
+from unfed.data.source import ahead
 from unfed.engines import Sequential
 from unfed.engines.base import Context, PerClient
 from unfed.engines.compiled import capture, recorded

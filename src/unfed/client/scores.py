@@ -18,7 +18,7 @@ from unfed.client.batch import bounds
 from unfed.client.plan import Measure
 from unfed.client.step import gradients
 from unfed.data import ClientData, Source
-from unfed.data.prefetch import ahead
+from unfed.data.source import ahead
 from unfed.model.functional import Net, Template
 from unfed.model.params import Params
 

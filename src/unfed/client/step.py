@@ -26,7 +26,7 @@ from unfed.client.batch import Batch, Draws, Models, covered, epoch_key, label_k
 from unfed.client.optimiser import clip, norm, update
 from unfed.client.plan import Phase, Plan, Term
 from unfed.data import ClientData
-from unfed.data.prefetch import ahead
+from unfed.data.source import ahead
 from unfed.errors import UnfedError, listed, nearest
 from unfed.model import perturb
 from unfed.model.functional import Template

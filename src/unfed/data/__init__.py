@@ -10,15 +10,13 @@ Rows address a source; positions address a client. Nothing here keeps random sta
 one integer word per row, everything else of a seed.
 """
 
-from unfed.data.confusion import confuse
 from unfed.data.dataset_source import DatasetSource
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
 from unfed.data.deny import DenyList, keep_out
 from unfed.data.partition import Deal, Partition, dirichlet, iid, natural, shards, split
-from unfed.data.poison import Trigger, backdoor, camouflage, poison, triggered
-from unfed.data.public import Unlabelled, public
+from unfed.data.poison import Trigger, backdoor, camouflage, confuse, poison, triggered
 from unfed.data.sample_list import SampleList, read_samples
-from unfed.data.scope import ClientData, Request, mark
+from unfed.data.scope import ClientData, Request, Unlabelled, mark, public
 from unfed.data.source import Source, Stamp, TensorSource, Transform
 
 __all__ = [

@@ -5,6 +5,14 @@
 
 The pattern is `add_pattern_bd` of the Adversarial Robustness Toolbox. It is not written into the stored pixels: the
 source carries one flag per row and stamps after resize, crop and flip, so that no crop can lose it.
+
+Interclass confusion: a client swaps the labels of two classes among its training rows.
+
+    y' = b for ⌊share · n_a⌋ of its n_a rows of class a,   y' = a for ⌊share · n_b⌋ of its n_b rows of class b
+    harm = (rows of a read as b + rows of b read as a) / rows of either class             on held-out data
+
+Unlike a backdoor it has no trigger to look for: what the client taught is spread over the border between two classes. A
+model that has forgotten it reads both as well as one that never met the client (Goel et al. 2022).
 """
 
 from __future__ import annotations
@@ -135,3 +143,32 @@ def _poisonable(source: Source, target_class: int, trigger: Trigger) -> TensorSo
         raise UnfedError(f"The target class {target_class} is outside 0..{source.classes - 1}; choose one of these.")
     trigger.pixels(*source.shape[-2:])
     return source
+
+
+# --- confusion --------------------------------------------------------------------------------------------------------
+
+
+def confused(labels: Tensor, rows: Tensor, classes: tuple[int, int], seed: int, share: float) -> Tensor:
+    """The labels after a share of these rows of either class was given the other's."""
+    rows, found = rows.to(labels.device).sort().values, labels.clone()
+    for one, other in (classes, classes[::-1]):
+        own = rows[labels[rows] == one]
+        count = portion(share, len(own))
+        if count == 0:
+            raise UnfedError(
+                f"The client holds {len(own)} training rows of class {one}, so a share of {share} confuses none;"
+                " choose other poison.classes, another client or a larger share."
+            )
+        key = rng.as_key(rng.key(seed, "confusion", one), labels.device)
+        found[own[rng.order(key, len(own))[:count]]] = other
+    return found
+
+
+def confuse(source: Source, rows: Tensor, classes: tuple[int, int], seed: int, share: float = 0.8) -> TensorSource:
+    """The source after one client, with these training rows, has swapped labels of two classes."""
+    if not isinstance(source, TensorSource):
+        raise UnfedError("Only data held as tensors can be confused; leave the poisoning out.")
+    if len(set(classes)) != 2 or not all(0 <= c < source.classes for c in classes):
+        raise UnfedError(f"poison.classes are two different classes of 0..{source.classes - 1}, not {list(classes)}.")
+    labels = confused(source.labels, rows, classes, seed, share)
+    return source.relabelled(labels, source.stamped, source.trigger)

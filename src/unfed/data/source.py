@@ -13,8 +13,10 @@ image, most random crops would lose it.
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -335,3 +337,22 @@ def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
             " number the classes from 0 on."
         )
     return classes
+
+
+# --- the next batch while the device works ----------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same items in the same order, each made while the one before it is in use.
+
+    A user's data set reads files and transforms images on the host, one sample after another; one thread does that
+    ahead of time. Only this thread reads, so a data set that draws random numbers draws the same ones. An error comes
+    where its item would have come. Closing waits for the item in the making: nothing is left running.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="unfed-data") as thread:
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
+            yield item
