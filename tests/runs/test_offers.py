@@ -48,6 +48,13 @@ def test_the_default_comes_first_with_its_trials_and_local_epochs_counted(run: R
     assert run.lines()[-1]["comm_bytes"] == pytest.approx(first.bytes)
 
 
+def test_the_accuracy_is_that_of_the_last_model_of_the_method_here(run: Run) -> None:
+    assert {one.accuracy for one in run.plan(LEAVES)} == {None}
+    run.forget(Request("first", clients=("1",)), "ft", until=2)
+    offers = by_method(run)
+    assert offers["ft"].accuracy == run.lines()[-1]["test"] and offers["not"].accuracy is None
+
+
 def test_what_lasts_is_said_as_far_as_it_is_known(run: Run) -> None:
     offers = by_method(run)
     assert offers["not"].lasts == "no: one minus sign" and offers["ft"].lasts == "not shown"

@@ -188,22 +188,24 @@ def _tell_plan(offers: "list[Offer]", as_json: bool) -> None:
     """A line for each method that could serve the request, and a sentence for each that could not."""
     from rich.table import Table
 
+    from unfed.cli.display import percent
     from unfed.report.wording import bytes_text, seconds_text
 
     if as_json:
         echo_json([asdict(one) for one in offers])
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("method", "rounds", "bytes", "time", "lasts", "needs"):
-        table.add_column(column, justify="right" if column in ("rounds", "bytes", "time") else "left")
+    for column in ("method", "rounds", "bytes", "time", "test", "lasts", "needs"):
+        table.add_column(column, justify="right" if column in ("rounds", "bytes", "time", "test") else "left")
     for one in offers:
         if not one.refused:
             costs = (bytes_text(one.bytes) if one.bytes else "-"), (seconds_text(one.seconds) if one.seconds else "-")
-            table.add_row(one.method, str(one.rounds), *costs, one.lasts, ", ".join(one.needs) or "-")
+            shown = (percent(one.accuracy), one.lasts, ", ".join(one.needs) or "-")
+            table.add_row(one.method, str(one.rounds), *costs, *shown)
     stdout.print(table)
     say(
         "`default` is a tuned Retrain. Rounds are at most; bytes and time are what the training took for so many"
-        " rounds. `unfed probe` tests whether a model lasts."
+        " rounds; test is the accuracy of its last model here. `unfed probe` tests whether a model lasts."
     )
     for one in offers:
         if one.refused:

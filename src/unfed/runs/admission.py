@@ -326,6 +326,8 @@ class Offer:
     """As many as the training sent to and from those who stay; None where nothing travels, or that is not known."""
     seconds: float | None
     """As long as the training took for so many rounds; None where that is not known."""
+    accuracy: float | None
+    """On test data, of the last model that the method made in this run; None where it made none."""
     lasts: str
     """`exact`, `nothing to turn back`, `not shown`, or `no` and what brings the data back."""
     needs: tuple[str, ...]
@@ -419,7 +421,7 @@ class Admission:
         if not elsewhere(self._run.folder.description()):
             tuned, rounds = how.tuned_retrain(config)
             offered = self._offer(Retrain.name, request, seed, tuned.on(config, Retrain.name), last, rounds)
-            offers.insert(0, replace(offered, method=DEFAULT))
+            offers.insert(0, replace(offered, method=DEFAULT, accuracy=None))
         if config.training.keep_every and config.setting != "central":
             again = RequestOptions({**how.set, "start": "rewind"}).on(config, Retrain.name)
             offered = self._offer(Retrain.name, request, seed, again, last)
@@ -451,7 +453,9 @@ class Admission:
         there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
         sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)
         needs = tuple(sorted(chosen.needs - {"retain", "init"}))
-        return Offer(label, chosen.title, rounds, sent, took, f"no: {back}" if back else lasts, needs, refused)
+        made = [line["test"] for line in run.folder.lines() if line["method"] == label and line["round"]]
+        seen = made[-1] if made and is_measured(made[-1]) else None
+        return Offer(label, chosen.title, rounds, sent, took, seen, f"no: {back}" if back else lasts, needs, refused)
 
     def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
         """Refuse a goal of which nothing could tell. What is not trained yet is judged at its turn."""
