@@ -285,9 +285,8 @@ def test_every_record_is_cited_by_some_page() -> None:
     """By its name, by a pattern, or as `…-rest-of-its-name` beside another; a record that no page needs is deleted."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
     said = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    cited = {
-        "*" + name.removeprefix("…") for name in re.findall(r"(?:records/|…)([\w*.…-]+\.(?:jsonl|json|txt|md))\b", said)
-    }
+    named = re.findall(r"(?:records/|…)([\w*.…-]+\.(?:jsonl|json|csv|txt|md))\b", said)
+    cited = {"*" + name.removeprefix("…") for name in named}
     records = sorted(path.name for path in tracked(ROOT, "benchmarks/records"))
     assert [name for name in records if not any(fnmatch(name, pattern) for pattern in cited)] == []
 
