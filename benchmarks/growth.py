@@ -123,7 +123,7 @@ def grown(size: Size, recorded: bool, folder: Path) -> dict[str, object]:
         "rounds": size.rounds,
         "requests": size.requests,
         "histories": len(HISTORIES) if recorded else 0,
-        "parameters": run.description["parameters"],
+        "parameters": run.description.parameters,
         "bytes": before,
         "pruned": sizes(folder)["total"],
         "seconds": round(seconds, 1),

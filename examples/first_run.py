@@ -56,8 +56,8 @@ unfed.plot(run, "gap-by-flops")
 
 # %%
 run.forget(unfed.Request("client-3-leaves", clients=("3",)), "not", until=20)
-for request in run.info()["requests"]:
-    print(request["id"], "·", request.get("standing") or "compared")
+for request in run.info().requests:
+    print(request.id, "·", request.standing or "compared")
 
 # %% [markdown]
 # The report is one HTML file with everything: what was asked and done, what is still there, what this does not prove.

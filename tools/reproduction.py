@@ -536,7 +536,7 @@ def price(spec: Spec) -> float:
 
 def priced(config: Config, labels: Collection[str]) -> float:
     """GPU minutes of θ* and these methods, for one seed."""
-    rounds = config.training.rounds + sum(plain_facts(config, label)["rounds"] for label in labels)
+    rounds = config.training.rounds + sum(plain_facts(config, label).rounds for label in labels)
     seconds = EPOCH if config.setting == "central" else ROUND
     return rounds * seconds[config.data.name, config.model.name] / 60
 

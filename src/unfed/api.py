@@ -17,7 +17,7 @@ from unfed.model.calling import unwrapped
 from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
 from unfed.model.params import load_into, params_of
 from unfed.model.perturb import negate as negated
-from unfed.report import Row, RunInfo, rows
+from unfed.report import Row, rows
 from unfed.runs.run import Run
 from unfed.runs.status import info_of
 
@@ -77,7 +77,7 @@ def write_report(run: Run | str | Path, path: str | Path | None = None, rule: st
 
     run = _run(run)
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    page = render(RunInfo.of(info_of(run)), run.lines(), rule=rule).encode()
+    page = render(info_of(run), run.lines(), rule=rule).encode()
     if path is None:
         storage.sweep_dead(run.folder.path.iterdir())
     hand_out(run.folder, "report", target, page)
@@ -93,7 +93,7 @@ def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Pic
     from unfed.report import figures  # matplotlib is slow to import
 
     opened = _run(run)
-    return figures.one(figures.pictures(RunInfo.of(opened.info()), opened.lines(), rule), what)
+    return figures.one(figures.pictures(opened.info(), opened.lines(), rule), what)
 
 
 def compared(folders: Sequence[str | Path]) -> list[Compared]:
@@ -105,7 +105,7 @@ def compared(folders: Sequence[str | Path]) -> list[Compared]:
     paths = [Path(folder) for folder in folders]
     names = names_of(paths)
     runs = [Run.open(path) for path in paths]  # all of them first: a folder that is no run is found at once
-    return [Compared(name, RunInfo.of(info_of(run)), run.lines()) for name, run in zip(names, runs, strict=True)]
+    return [Compared(name, info_of(run), run.lines()) for name, run in zip(names, runs, strict=True)]
 
 
 def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", rule: str = "best-gap") -> Path:

@@ -152,7 +152,7 @@ def test_a_forgotten_class_is_not_asked_for_in_the_test(model: nn.Module) -> Non
     rows = TEST[1] != 3
     accuracy = 100 * float((result.model(TEST[0][rows]).argmax(1) == TEST[1][rows]).float().mean())
     assert result.after["test"] == pytest.approx(accuracy, abs=1e-3)
-    assert result.info["requests"][0]["kind"] == "class"
+    assert result.info.requests[0].kind == "class"
 
 
 def test_options_are_the_methods_hyperparameters(model: nn.Module) -> None:

@@ -54,7 +54,7 @@ def test_nine_methods_run_and_no_byte_is_counted(done: Run) -> None:
 def test_one_client_holds_every_training_row(done: Run) -> None:
     (client,) = done.world(0).clients
     assert len(client.train) == 200 and len(client.val) == 0
-    assert done.description["clients"] == ["0"]
+    assert done.description.clients == ("0",)
 
 
 def test_retrain_and_the_base_model_are_those_of_their_best_epoch(done: Run) -> None:
@@ -171,7 +171,7 @@ def test_classes_and_given_samples_can_leave(tmp_path: Path, request_: dict[str,
         request_ = {**request_, "samples": str(tmp_path / "rows.csv")}
     run = Run.create(config(request=request_, methods={"run": ["not", "salun"]}), tmp_path / "run")
     run.execute()
-    assert run.description["requests"][0]["forgotten_rows"] >= 15
+    assert (run.info().requests[0].forgotten_rows or 0) >= 15
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------

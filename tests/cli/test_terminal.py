@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from unfed.cli.console import Console, between_words
 from unfed.cli.display import Display, print_results, request_line
 from unfed.cli.main import ORDER, PANELS, app
+from unfed.folder.info import RequestInfo
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
@@ -228,7 +229,8 @@ def test_a_method_is_a_line_of_the_list() -> None:
 
 def test_what_a_gate_found_stands_below_its_request_check_by_check() -> None:
     checks = [dict(name=name, value=1.5, verdict="passed", what="the drop", bound=2.0) for name in ("utility", "other")]
-    request = dict(id="r1", state="denied", standing="denied (gate)", why="It lost too much.", expires=None, owed=True)
-    said = request_line({**request, "way_out": "ask again", "gate": {"checks": checks}}).splitlines()
+    request = dict(id="r1", state="denied", standing="denied (gate)", why="It lost too much.", owed=True)
+    request |= {"way_out": "ask again", "gate": {"checks": checks}}
+    said = request_line(RequestInfo.model_validate(request)).splitlines()
     assert said[0] == "request r1: denied (gate); It lost too much; it stays owed: ask again."
     assert [text.split(": ")[0] for text in said[1:]] == ["  gate, utility", "  gate, other"]

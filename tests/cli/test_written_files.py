@@ -24,7 +24,6 @@ COMMANDS = [
     ["report", "run", "--format", "csv", "-o"],
     ["request", "sign", "--client", "3", "--key", "me.key", "--to", "operator.pub", "--log", "c.json", "-o"],
     ["request", "revoke", "r", "--client", "3", "--key", "me.key", "--to", "operator.pub", "-o"],
-    ["log", "prove", "run", "r", "-o"],
 ]
 
 

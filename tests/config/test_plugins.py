@@ -194,8 +194,8 @@ def test_a_run_with_a_method_of_somebodys_own_is_read_without_its_code(with_own_
     run = Run.open(with_own_method)
     assert [(job.label, rounds) for job, rounds in run.jobs()] == [("train", 1), ("mine", 2), ("mine", 2)]
     info = run.info()
-    assert info["methods"]["mine"] == {"title": "My Own", "needs": ["retain"], "rounds": 2}
-    assert [job["needs"] for job in info["jobs"]] == [[], ["retain"], ["retain"]]
+    assert info.methods["mine"].to_json() == {"title": "My Own", "needs": ["retain"], "rounds": 2}
+    assert [job.needs for job in info.jobs] == [(), ("retain",), ("retain",)]
     assert unfed.write_report(run).exists() and run.saved(request="later", method="mine")
 
 
@@ -208,8 +208,8 @@ def test_a_run_that_says_nothing_of_its_methods_shows_their_names(with_own_metho
     about["config"]["methods"]["run"] = ["mine", "retrain"]
     file.write_text(json.dumps(about))
     run = Run.open(with_own_method)
-    assert run.about("mine") == {"title": "mine", "needs": None, "rounds": 3}
-    assert run.about("retrain") == {"title": "Retrain", "needs": ["init", "retain"], "rounds": 1}
+    assert run.about("mine").to_json() == {"title": "mine", "needs": None, "rounds": 3}
+    assert run.about("retrain").to_json() == {"title": "Retrain", "needs": ["init", "retain"], "rounds": 1}
 
 
 # --- the path ---------------------------------------------------------------------------------------------------------

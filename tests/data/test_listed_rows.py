@@ -85,7 +85,7 @@ def test_a_config_takes_rows_as_the_command_does_under_every_seed(
         run.execute()
     (request,) = run.config.requests()
     assert left(run, request, 0) == left(run, request, 1) == [3, 17, 21]
-    assert run.description["requests"][0]["samples"] == 3
+    assert run.info().requests[0].samples == 3
 
 
 def test_a_row_that_is_not_there_is_refused(

@@ -104,8 +104,8 @@ def test_recording_changes_nothing_in_the_training(tmp_path: Path, run: Run) -> 
 def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tmp_path: Path) -> None:
     Run.create(config("federaser", "fukd", "pgd"), tmp_path / "run").execute()
     run = Run.open(tmp_path / "run")
-    last = {line["method"]: line for line in run.lines()}
-    size, clients, rounds = 4 * run.description["parameters"], 4, 3
+    last: dict[str, Any] = {line["method"]: line for line in run.lines()}
+    size, clients, rounds = 4 * run.description.parameters, 4, 3
     for name in ("federaser", "fukd", "pgd"):
         assert last[name]["stored_server_bytes"] == history(run, name).stored_bytes
     assert clients * size <= last["fukd"]["stored_server_bytes"] < clients * size + 1000
@@ -206,7 +206,7 @@ def test_a_served_request_purges_the_leaver_from_every_history(run: Run, method:
         if saved.log is not None:  # and no file of before is left beside it
             assert b'"own","2"' not in path.with_name(saved.log.file).read_bytes()
             assert [p.name for p in path.parent.glob(f"{path.stem}.history-*")] == [saved.log.file]
-    files = {(item["file"], item["what"]) for item in run.info()["influence"]}
+    files = {(item.file, item.what) for item in run.info().influence or ()}
     assert ("models/0/train.safetensors", "a model that was trained with it") in files
     assert any(
         file.startswith("state/0/train.history-") and what == "history for fukd: records of others, made beside it"
@@ -221,8 +221,8 @@ def test_a_comparison_purges_nothing_and_says_so(tmp_path: Path) -> None:
     run.execute()
     assert "0" in history(run, "fukd").own
     (log,) = (run.folder.path / "state/0").glob("train.history-*")
-    carries = {"request": "r1", "file": f"state/0/{log.name}", "what": "history for fukd: records of client 0"}
-    assert carries in run.info()["influence"]
+    carries = "r1", f"state/0/{log.name}", "history for fukd: records of client 0"
+    assert carries in {(one.request, one.file, one.what) for one in run.info().influence or ()}
 
 
 def test_purging_is_taken_up_again_after_a_crash(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_what_was_deleted_is_not_scored_either(run: Run) -> None:
     run.forget(Request("r1", clients=("3",), deleted=True), method="not", until=1)
     line = run.lines()[-1]
     assert line["forget"] == line["mia"] == "not measured: its owners have deleted it"
-    assert run.info()["requests"][-1]["forgotten_rows"] > 0
+    assert (run.info().requests[-1].forgotten_rows or 0) > 0
 
 
 @pytest.mark.parametrize(

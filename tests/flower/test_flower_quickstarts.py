@@ -67,7 +67,7 @@ def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_bac
     assert counted.pop("0") == {"evaluate": measured}
     assert counted == {str(k): {"train": rounds, "evaluate": measured} for k in (1, 2, 3)}
     probed = undo_results.read(found.folder, Job(0, "client-0", "not"))
-    assert probed is not None and probed["measured"].keys() >= {"unlearned", "before"}
+    assert probed is not None and probed.measured.keys() >= {"unlearned", "before"}
     assert "unmeasured" not in found.told[-1]
     page = found.page()
     assert "Can it be undone?" in page and f"with their leave, to measure a model: {measured}." in page

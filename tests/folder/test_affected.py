@@ -173,7 +173,7 @@ def test_while_its_request_waits_the_way_on_is_named(run: Run) -> None:
 
 
 def test_over_flower_what_crossed_is_told_by_the_trajectory(run: Run) -> None:
-    run.description["engine"] = "flower"
+    run.description = run.description.model_copy(update={"engine": "flower"})
     run.forget(Request("first", clients=("1",)), "ft", until=1)
     crossed = [one for one in affected(run, "1") if one.kind in ("upload", "download")]
     assert [one.what for one in crossed] == [
@@ -227,7 +227,7 @@ def test_nobody_is_sent_to_a_probe_that_is_refused_since_the_request_was_purged(
 
 
 def test_over_flower_the_way_on_is_a_run_config_and_no_command_of_ours(run: Run) -> None:
-    run.description["engine"] = "flower"
+    run.description = run.description.model_copy(update={"engine": "flower"})
     assert any(
         one.do.startswith('the same run config with mode="unlearn" forget-clients="1"') for one in affected(run, "1")
     )

@@ -38,7 +38,6 @@ from unfed.paper import record
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, undo
-from unfed.report.views import JudgedPopulation, ProbeResult
 from unfed.requests import book as books
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
@@ -328,7 +327,7 @@ def results(home: Path) -> object:
 
 def undone(home: Path) -> object:
     found = undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
-    return found and undo.grid([ProbeResult.of(found)])
+    return found and undo.grid([found])
 
 
 def looked(home: Path) -> None:
@@ -347,7 +346,7 @@ def marked(home: Path) -> object:
 
 
 def sure(home: Path) -> object:
-    return [how_sure.grid(JudgedPopulation.of(one)) for one in of_judged(RunFolder(home / "run")).values()]
+    return [how_sure.grid(one) for one in of_judged(RunFolder(home / "run")).values()]
 
 
 REPORT, LINEAGE = "report run --format md", "lineage run --affected 0"

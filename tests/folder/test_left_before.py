@@ -89,7 +89,7 @@ def test_a_client_whose_rows_have_all_left_leaves_by_name_and_no_model_is_made(r
     assert (entry.state, entry.left_by, entry.served, entry.gate) == ("fulfilled", ("half", "rest"), None, None)
     assert (entry.described or {})["forgotten_rows"] == 0
     assert models(run) == before and run.current_job(0) == Job(0, "rest", "ft")
-    assert status(run)["state"] == "finished" and check(run.folder).findings == []
+    assert status(run).state == "finished" and check(run.folder).findings == []
 
 
 def test_its_name_is_on_the_deny_list_and_its_validation_rows_are_out(run: Run) -> None:
@@ -323,7 +323,7 @@ def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -
 def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> None:
     run.forget(CLIENT, "not", until=1)
     where = run.folder.path
-    own = {one["file"] for one in run.info()["influence"] if one["request"] == CLIENT.id}
+    own = {one.file for one in run.info().influence or () if one.request == CLIENT.id}
     assert {"models/0/train.safetensors", "samples/0/client-3/before", "models/0/half/not.safetensors"} <= own
     assert "models/0/rest/ft.safetensors" not in own, "it is without all of them"
     listed = said("lineage", where, "--affected", "3")
@@ -335,7 +335,7 @@ def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> No
         purge(run, CLIENT.id)
     purge(run, "rest")
     assert purge(run, CLIENT.id).gone == () and entry_of(run).purged
-    assert not [one for one in Run.open(where).info()["influence"] if one["request"] == CLIENT.id]
+    assert not [one for one in Run.open(where).info().influence or () if one.request == CLIENT.id]
     kept = [storage.load(path, "scores")[0] for path in (where / "samples").rglob("*.safetensors")]
     assert not [name for one in kept for name, rows in one.items() if name.startswith("forget/") and len(rows)]
     assert check(run.folder).findings == []

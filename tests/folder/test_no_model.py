@@ -111,11 +111,11 @@ def test_a_request_that_left_no_model_says_where_it_stands_and_what_can_be_done(
         ({"call": {"method": "not"}}, "the same call of unfed.unlearn, with checkpoint= this folder"),
     ],
 )
-def test_who_reaches_the_data_goes_on_and_nobody_is_sent_to_a_command_that_refuses(
+def test_who_reaches_the_data_goes_on_and_no_reader_is_sent_to_a_command_that_refuses(
     folder: Path, described: dict[str, object], go_on: str
 ) -> None:
     run = Run.open(folder)
-    run.description |= described
+    run.description = run.description.model_copy(update=described)
     assert run.going_on == go_on
     assert run.no_model(Job(0, "waits", "ft")).endswith(f"yet; go on with {go_on}.")
 

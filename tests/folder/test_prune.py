@@ -105,13 +105,13 @@ def test_a_best_epoch_that_is_the_model_is_kept_once_too(tmp_path: Path) -> None
 
 
 def test_a_pruned_folder_is_whole_and_answers_as_before(run: Run) -> None:
-    told = Run.open(run.folder.path).info(), run.folder.lines(), status(run)["requests"]
+    told = Run.open(run.folder.path).info(), run.folder.lines(), status(run).requests
     prune(run.folder, samples="none")
     again = Run.open(run.folder.path)
     assert check(again.folder).findings == []
-    unscored = [one for one in told[0]["influence"] if not one["file"].startswith("samples/")]
-    assert again.info() == {**told[0], "influence": unscored}
-    assert (again.folder.lines(), status(again)["requests"]) == told[1:]
+    unscored = tuple(one for one in told[0].influence or () if not one.file.startswith("samples/"))
+    assert again.info() == told[0].model_copy(update={"influence": unscored})
+    assert (again.folder.lines(), status(again).requests) == told[1:]
     for words in (["status"], ["check"], ["report", "--format", "md"]):
         assert CliRunner().invoke(app, [words[0], str(run.folder.path), *words[1:]]).exit_code == 0
 

@@ -128,7 +128,7 @@ def test_no_score_of_a_purged_row_is_left_in_what_later_requests_kept(run: Run) 
 
 def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None:
     purge(run, "first")
-    of_first = [one for one in Run.open(run.folder.path).info()["influence"] if one["request"] == "first"]
+    of_first = [one for one in Run.open(run.folder.path).info().influence or () if one.request == "first"]
     assert of_first == []
     assert check(run.folder).findings == []
 
@@ -141,7 +141,7 @@ def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
     storage.write_json(file, {"schema": later, "request": "first", "exposed": [["1", 7]]})
     other = judged.file_of(run.folder, "second")
     storage.write_json(other, {"schema": later, "request": "second"})
-    assert ("first", "population/first.json") in {(one["request"], one["file"]) for one in run.info()["influence"]}
+    assert ("first", "population/first.json") in {(one.request, one.file) for one in run.info().influence or ()}
     purge(run, "first")
     assert not file.exists() and other.exists()
     assert "population/first.json" in books.tombstones(run.folder.path) and check(run.folder).findings == []
@@ -179,12 +179,12 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(run: Run) -> None:
 
 def test_afterwards_everything_else_works_as_before(run: Run) -> None:
     lines, where = run.lines(), str(run.folder.path)
-    before = {job["job"]: (job["round"], job["state"]) for job in status(run)["jobs"]}
+    before = {job.job: (job.round, job.state) for job in status(run).jobs}
     out = run.folder.path.parent / "out.safetensors"
     purge(run, "first")
     again = Run.open(where)
-    assert again.lines() == lines and status(again)["state"] == "finished"
-    assert {job["job"]: (job["round"], job["state"]) for job in status(again)["jobs"]} == before
+    assert again.lines() == lines and status(again).state == "finished"
+    assert {job.job: (job.round, job.state) for job in status(again).jobs} == before
     again.execute()  # nothing is trained or compared once more
     assert Run.open(where).lines() == lines
     for words in (
@@ -240,7 +240,7 @@ def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(tmp_path:
     run.forget(Request("first", clients=("1",)), "ft", until=1, how=accepted)
     purge(run, "first")
     (found,) = probe(Run.open(run.folder.path), request="second", effort=LITTLE)
-    assert found["measured"]["unlearned"]["difference"]["reason"] == (
+    assert found.measured["unlearned"]["difference"]["reason"] == (
         "not measured: the model 0/train was purged for request first"
     )
 
@@ -362,8 +362,8 @@ def test_what_was_tried_in_vain_goes_with_the_rest(tmp_path: Path) -> None:
     run.forget(
         Request("first", clients=("1",)), "retrain", until=2, how=RequestOptions(accept={"by": "me", "at": "now"})
     )
-    tried = [one for one in run.info()["influence"] if one["file"] == "models/0/first/not.safetensors"]
-    assert [one["what"] for one in tried] == ["a model that was to take it out, and is not in force"]
+    tried = [one for one in run.info().influence or () if one.file == "models/0/first/not.safetensors"]
+    assert [one.what for one in tried] == ["a model that was to take it out, and is not in force"]
     purge(run, "first")
     assert {name for name in files(run.folder.path) if name.startswith("models/")} == {
         "models/0/first/retrain.safetensors"
@@ -536,9 +536,9 @@ def test_what_another_request_keeps_is_left_to_it_and_pages_say_what_was_purged(
     purge(run, "second")
     assert probed.read_bytes() == was
     record = Run.open(run.folder.path)
-    assert [one["request"] for one in record.info()["undo"]] == ["first"] and record.info()["probes_purged"] == []
+    assert [one.request for one in record.info().undo] == ["first"] and record.info().probes_purged == ()
     purge(Run.open(run.folder.path), "first")
-    assert not probed.exists() and Run.open(run.folder.path).info()["probes_purged"] == ["first"]
+    assert not probed.exists() and Run.open(run.folder.path).info().probes_purged == ("first",)
 
 
 def test_a_probe_that_an_older_purge_took_along_is_said_to_be_purged(run: Run) -> None:

@@ -239,7 +239,7 @@ def test_scores_that_a_request_kept_which_was_not_fulfilled_go_too(where: Path, 
         run.withdraw("client-3")
     kept = [name for name in holding(where, values(run, CLIENT)) if name.startswith("samples/0/client-3/")]
     assert kept
-    listed = {one["file"] for one in Run.open(where).info()["influence"] if one["request"] == "client-1"}
+    listed = {one.file for one in Run.open(where).info().influence or () if one.request == "client-1"}
     assert {str(Path(name).parent) for name in kept} <= listed
     purge(run, "client-1")
     left = {len(storage.load(where / name)[0]["forget/loss"]) for name in kept}
@@ -328,7 +328,7 @@ def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> Non
     Run.open(where).forget(NEXT, "ft", until=1)
     before, few = Run.open(where), "not measured: its 2 rows were purged, 10 needed"
     assert all(any(is_measured(value) for value in told) for told in numbers_of(before, "two").values())
-    listed = {(one["request"], one["file"]) for one in before.info()["influence"]}
+    listed = {(one.request, one.file) for one in before.info().influence or ()}
     assert ("two", "trajectory.jsonl") in listed and ("client-1", "trajectory.jsonl") not in listed
     lines = [line for line in before.lines() if line["request"] != "two"]
     gone = said("purge", where, "--request", "two", "--yes")
@@ -342,7 +342,7 @@ def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> Non
     for was, now in zip(lines, after, strict=True):
         changed = {name for name, value in now.items() if value != dict(was)[name]}
         assert changed in (set(), {"forget", "earlier", "forget_loss", "loss_gap"}), "no other number"
-    assert ("two", "trajectory.jsonl") not in {(one["request"], one["file"]) for one in run.info()["influence"]}
+    assert ("two", "trajectory.jsonl") not in {(one.request, one.file) for one in run.info().influence or ()}
     assert check(run.folder).whole and "nothing in this folder carries it" in said(
         "purge", where, "--request", "two", "--yes"
     )
@@ -439,7 +439,7 @@ def test_purging_what_was_deleted_takes_no_score_that_never_held_it(tmp_path: Pa
         retain = {"retain", "retain_loss", "loss_gap"} if begins else set()
         assert {name for name in new if dict(new)[name] != dict(old)[name]} == retain
     assert check(run.folder).findings == [] and not [
-        one for one in Run.open(where).info()["influence"] if one["request"] == "gone"
+        one for one in Run.open(where).info().influence or () if one.request == "gone"
     ]
 
 
@@ -484,6 +484,4 @@ def test_a_probe_of_another_request_stays_whatever_its_model_knew(tmp_path: Path
     purge(run, "gone")
     assert there == {"client-1", "gone", "client-3"}
     assert {path.parent.name for path in (run.folder.path / "undo").rglob("*.json")} == {"client-1", "client-3"}
-    assert {one["request"] for one in Run.open(run.folder.path).info()["undo"]} == {"client-1", "client-3"}, (
-        "and is shown"
-    )
+    assert {one.request for one in Run.open(run.folder.path).info().undo} == {"client-1", "client-3"}, "and is shown"

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
+from unfed.folder.judged import Judged
 from unfed.measures.population import (
     ForgottenRows,
     Resampling,
@@ -37,7 +38,6 @@ from unfed.measures.population.intervals import (
 from unfed.measures.population.signals import Floats
 from unfed.measures.population.verdict import LEVEL, TESTS, Difference, verdict
 from unfed.report.how_sure import COLUMNS, grid
-from unfed.report.views import JudgedPopulation
 from unfed.values import not_measured
 
 LOG = math.log
@@ -586,9 +586,8 @@ def test_of_a_single_forgotten_row_all_is_measured_that_can_be() -> None:
     assert ft["attacks"]["iam"] == not_measured("IAM takes its spread over rows, and there is only one forgotten row")
     assert found["yardstick"]["attacks"]["iam"] == ft["attacks"]["iam"]
     assert ft["verdict"]["remembers"]["kind"] == "remembers" and ft["exposure"][0]["auc"] > 0.9
-    cells = dict(
-        zip((column.title for column in COLUMNS), dict(grid(JudgedPopulation.of(found))[0])["FT"], strict=True)
-    )
+    judged = Judged.model_validate({"request": "r1", **found})
+    cells = dict(zip((column.title for column in COLUMNS), dict(grid(judged)[0])["FT"], strict=True))
     assert "not measured" in cells["IAM AUC"]
 
 

@@ -294,7 +294,7 @@ def test_a_comparison_runs_not_as_published_and_its_table_says_so(tmp_path: Path
     several = 'request=[{id="a", clients=["0"]}, {id="b", clients=["1"]}]'
     run = Run.create(Config.parse(SMALL, [several, "methods.run=['not','ft']"]), tmp_path / "run")
     run.execute()
-    assert run.description["undone"] == {"not": {"b": ["conv1.weight"]}}
+    assert run.description.undone == {"not": {"b": ("conv1.weight",)}}
     text = tables.markdown(unfed.results(run, "last"))
     assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| b")][1:] == [
         "NoT (turns back)", "FT",
@@ -412,7 +412,7 @@ def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
     line = [x for x in run.lines() if x["request"] == "class-7"][-1]
     own = score(world.template, run.current(0), world.dataset.train, rows).accuracy
     assert line["own"] == pytest.approx(own)
-    info, earlier = run.info()["requests"][-1], number(line["earlier"]["r0"])
+    info, earlier = run.info().requests[-1].to_json(), number(line["earlier"]["r0"])
     assert info["forgotten_rows"] == len(rows) < info["rows_out"]
     both = len(rows) * own + (info["rows_out"] - len(rows)) * earlier
     assert line["forget"] == pytest.approx(both / info["rows_out"]), "those of client 0 are counted there"

@@ -64,15 +64,14 @@ def test_a_change_has_its_name(after: Any, said: Any) -> None:
 def test_a_job_keeps_what_went_in_what_began_and_what_came_out(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("methods.run=['not', 'ft']"), tmp_path / "run")
     run.execute()
-    found = {job["method"]: job for job in run.info()["jobs"]}
+    found = {job.method: job for job in run.info().jobs}
     trained = digest.digests(run.folder.load_model(Job(0, None, "train")))
-    assert found["train"]["came_out"] == trained and found["train"]["beginning"] is None
-    assert found["not"]["beginning"]["went_in"] == trained == found["ft"]["beginning"]["went_in"]
-    assert (
-        found["not"]["beginning"]["changes"] == {"conv1.weight": "negated"} and not found["ft"]["beginning"]["changes"]
-    )
-    assert found["not"]["came_out"] == digest.digests(run.folder.load_model(Job(0, "r1", "not")))
-    assert found["not"]["file"] == "models/0/r1/not.safetensors"
+    begun = {name: job.beginning for name, job in found.items() if job.beginning}
+    assert found["train"].came_out == trained and found["train"].beginning is None
+    assert begun["not"].went_in == trained == begun["ft"].went_in
+    assert begun["not"].changes == {"conv1.weight": "negated"} and not begun["ft"].changes
+    assert found["not"].came_out == digest.digests(run.folder.load_model(Job(0, "r1", "not")))
+    assert found["not"].file == "models/0/r1/not.safetensors"
 
 
 def test_a_crash_after_the_beginning_does_not_lose_it(
@@ -90,8 +89,8 @@ def test_a_crash_after_the_beginning_does_not_lose_it(
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(NoT, "round", crash)
         run.execute()
-    half = {job["method"]: job for job in Run.open(tmp_path / "run").info()["jobs"]}["not"]
-    assert half["beginning"]["changes"] == {"conv1.weight": "negated"} and half["came_out"] is None
+    half = {job.method: job for job in Run.open(tmp_path / "run").info().jobs}["not"]
+    assert half.beginning and half.beginning.changes == {"conv1.weight": "negated"} and half.came_out is None
     Run.open(tmp_path / "run").execute()
-    whole = {job["method"]: job for job in Run.open(tmp_path / "run").info()["jobs"]}["not"]
-    assert whole["beginning"] == half["beginning"] and whole["came_out"] is not None
+    whole = {job.method: job for job in Run.open(tmp_path / "run").info().jobs}["not"]
+    assert whole.beginning == half.beginning and whole.came_out is not None

@@ -75,7 +75,7 @@ def test_sealed_gives_for_a_class_what_it_gave_when_its_head_was_first_drawn(tmp
     """Clients and samples leave as before, at the method's own revision."""
     with drawn_from(lambda seed: bytes(range(DRAW_BYTES))):
         run = run_of("sealed", tmp_path / "run", SCOPES["class"])
-    given = [run.info()["revisions"]["sealed for a class"], digest(run, "sealed")]
+    given = [run.info().revisions["sealed for a class"], digest(run, "sealed")]
     assert given == HELD["sealed for a class"], f"if this was meant, raise the revision and write {json.dumps(given)}"
 
 

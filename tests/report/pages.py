@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unfed.folder.info import RequestInfo, RunInfo
+from unfed.folder.layout import Undoing
 from unfed.report import html, officer, sentences, tables, undo
 from unfed.report.compare import Compared
 from unfed.report.rules import Row, rows, trajectories
-from unfed.report.views import ProbeResult, RequestInfo, RunInfo
 from unfed.report.wording import FEDERATED, Wording
+
+
+def known(run: Mapping[str, Any]) -> RunInfo:
+    """A run; what a test does not say of gates, files and probes has no meaning for it."""
+    whole = {**run, "requests": [asked(one).to_json() for one in run.get("requests", ())]}
+    whole |= {"influence": [{"kind": "model", **one} for one in run["influence"]]} if "influence" in run else {}
+    return RunInfo.of({**whole, "undo": probes(*run.get("undo", ()))})
+
+
+def asked(request: Mapping[str, Any]) -> RequestInfo:
+    """A request; the same of its gate."""
+    if gate := request.get("gate"):
+        plain = {"what": "", "value": "not measured: it is not told", "bound": 0.0}
+        request = {**request, "gate": {**gate, "checks": [{**plain, **check} for check in gate.get("checks", ())]}}
+    return RequestInfo.model_validate(request)
 
 
 def render(run: Mapping[str, Any], lines: Sequence[Any], *, rule: str = "last") -> str:
     """The page of a run."""
-    return html.render(RunInfo.of(run), lines, rule=rule)
+    return html.render(known(run), lines, rule=rule)
 
 
 def plain(found: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], list[list[str]]]:
@@ -25,39 +41,41 @@ def plain(found: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], 
 
 def unfinished(run: Mapping[str, Any], lines: Sequence[Any]) -> list[str]:
     """What is missing for a run to be whole."""
-    return sentences.unfinished(RunInfo.of(run), lines)
+    return sentences.unfinished(known(run), lines)
 
 
 def sentence(request: Mapping[str, Any], found: Sequence[Row], *, undone: bool = False) -> str:
     """What happened to a request."""
-    return sentences.sentence(RequestInfo.of(request), found, undone=undone)
+    return sentences.sentence(asked(request), found, undone=undone)
 
 
 def first_sentence(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """What happened to a request, as its run knows it."""
-    return sentences.first_sentence(RunInfo.of(run), RequestInfo.of(request), found)
+    return sentences.first_sentence(known(run), asked(request), found)
 
 
 def subject(request: Mapping[str, Any], words: Wording = FEDERATED) -> str:
     """Who leaves."""
-    return sentences.subject_of(RequestInfo.of(request), words)[0]
+    return sentences.subject_of(asked(request), words)[0]
 
 
 def officer_part(run: Mapping[str, Any], lines: Sequence[Any]) -> officer.OfficerPart:
     """What the officer reads of the first request."""
-    told = RunInfo.of(run)
+    told = known(run)
     first = told.requests[0]
     return officer.officer_part(told, first, rows(lines, "last"), trajectories(lines)[first.id])
 
 
 def compared(name: str, run: Mapping[str, Any], lines: Sequence[Any]) -> Compared:
     """A run of a comparison."""
-    return Compared(name, RunInfo.of(run), lines)
+    return Compared(name, known(run), lines)
 
 
-def probes(*found: Mapping[str, Any]) -> list[ProbeResult]:
+def probes(*found: Mapping[str, Any]) -> list[Undoing]:
     """What attacks brought back."""
-    return [ProbeResult.of({"request": "r1", "seed": 0, **one}) for one in found]
+    models = {name: dict[str, Any]() for name in ("unlearned", "retrain", "before")}
+    whole = [{"request": "r1", "seed": 0, "models": {}, **one} for one in found]
+    return [Undoing.model_validate(one | {"measured": models | dict(one["measured"])}) for one in whole]
 
 
 def undone(*found: Mapping[str, Any]) -> str:

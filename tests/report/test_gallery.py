@@ -15,14 +15,13 @@ import pytest
 from matplotlib.colors import to_hex
 
 import unfed
-from pages import render
+from pages import known, render
 from test_report import fake_run
 from unfed.errors import UnfedError
 from unfed.report import drawing, figures, tables
 from unfed.report.drawing import Picture
 from unfed.report.rules import rows, trajectories
 from unfed.report.tables import safe
-from unfed.report.views import RunInfo
 from unfed.runs.run import Run
 from worlds import Small
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.figures
 
 
 def pictures(run: Any, lines: Any) -> dict[str, Picture]:
-    return figures.pictures(RunInfo.of(run), lines)
+    return figures.pictures(known(run), lines)
 
 
 @pytest.fixture

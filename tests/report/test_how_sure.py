@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -11,18 +12,26 @@ import pytest
 from pages import render
 from test_population_measures import Made
 from test_report import fake_run
+from unfed.folder.judged import Judged, TunedBy
 from unfed.measures.population import ForgottenRows, Resampling, judge
 from unfed.report import how_sure
 from unfed.report.figures import population_pictures
 from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words
-from unfed.report.views import JudgedPopulation
+
+
+def found(measured: dict[str, Any]) -> dict[str, Any]:
+    """As `unfed judge` writes it."""
+    plain: dict[str, Any] = json.loads(json.dumps(measured))
+    return {"request": "r1", **plain}
 
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, Any]:
     names = [f"client 0, row {i}" for i in range(60)]
     rows = ForgottenRows.by_label(np.zeros(60, int), names)
-    return judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, rows, Resampling(draws=50, permutations=200))
+    return found(
+        judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, rows, Resampling(draws=50, permutations=200))
+    )
 
 
 def test_a_run_without_a_population_says_which_command_would_measure() -> None:
@@ -55,14 +64,14 @@ def test_a_file_of_an_earlier_version_is_shown_with_its_one_answer_to_both_quest
     one = {"kind": "told", "sentence": "FT can be told from Retrain, by U-LiRA.", "bound": 0.9}
     kept = {key: value for key, value in judged["methods"]["ft"].items() if key not in ("standing", "held_out")}
     old = {**judged, "methods": {"ft": {**kept, "verdict": one}}}
-    told = JudgedPopulation.of(old)
+    told = Judged.model_validate(old)
     words = "Differs from Retrain, by memory or recovery (judge again to see which)"
     assert how_sure.summary(told) == [(words, "FT")] and how_sure.answer_sentences(told) == [one["sentence"]]
     assert grid(told)[0][0][1][0].startswith("not measured (")
 
 
 def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict[str, Any]) -> None:
-    body, notes = grid(JudgedPopulation.of(judged))
+    body, notes = grid(Judged.model_validate(judged))
     assert [title for title, _ in body] == ["NoT", "FT", "Retrain against Retrain"]
     cells = dict(zip([column.title for column in COLUMNS], body[1][1], strict=True))
     auc = judged["methods"]["ft"]["attacks"]["u-lira"]["auc"]
@@ -72,7 +81,7 @@ def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict
 
 
 def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
-    margins, roc, rmia, iam = population_pictures(JudgedPopulation.of(judged), "sure-0")
+    margins, roc, rmia, iam = population_pictures(Judged.model_validate(judged), "sure-0")
     around = dict(re.findall(r"(\w+) lies around (-?[\d.]+)[;.]", margins.inline))
     assert {name: round(float(value.rstrip("."))) for name, value in around.items()} == {
         "Retrain": 1,
@@ -83,26 +92,28 @@ def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
     assert "FT has AUC 0.9" in roc.inline
     for attack, drawn in (("rmia", rmia), ("iam", iam)):
         assert f"FT has AUC {judged['methods']['ft']['attacks'][attack]['auc']['value']:.3f}" in drawn.inline
-    assert margins.inline == population_pictures(JudgedPopulation.of(judged), "sure-0")[0].inline, "the same every time"
+    assert margins.inline == population_pictures(Judged.model_validate(judged), "sure-0")[0].inline, (
+        "the same every time"
+    )
 
 
 def test_an_attack_that_could_not_be_tried_is_not_drawn() -> None:
-    single = judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
-    assert [one.title.split(":")[0] for one in population_pictures(JudgedPopulation.of(single), "x")][1:] == [
+    single = found(judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10)))
+    assert [one.title.split(":")[0] for one in population_pictures(Judged.model_validate(single), "x")][1:] == [
         "U-LiRA",
         "RMIA",
     ]
 
 
 def test_a_population_too_small_for_four_groups_has_no_attack_on_retrain_itself() -> None:
-    small = judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
-    body, notes = grid(JudgedPopulation.of(small))
+    small = found(judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10)))
+    body, notes = grid(Judged.model_validate(small))
     assert body[1][1][0].startswith("not measured (") and any("8 models, and there are 6" in note for note in notes)
-    assert JudgedPopulation.of(small).yardstick.exposure == ()
+    assert Judged.model_validate(small).yardstick.exposure == ()
 
 
 def test_what_was_tuned_is_said() -> None:
-    how = {"trials": 20, "on": "the first 16 of 32 seeds", "chosen": {"lr": 0.1}}
+    how = TunedBy(trials=20, models=4, on="the first 16 of 32 seeds", chosen={"lr": 0.1})
     assert tuned_words("FT", how) == "FT was tuned over 20 trials on the first 16 of 32 seeds: lr = 0.1."
 
 

@@ -18,17 +18,18 @@ import matplotlib
 import pytest
 import torch
 
-from pages import officer_part, render, sentence, unfinished
+from pages import officer_part, probes, render, sentence, unfinished
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.folder.info import InForce
 from unfed.model import digest
 from unfed.report import figures, undo
-from unfed.report.ranking import orders
 from unfed.report.rules import rows, trajectories
 from unfed.report.sentences import caveats
+from unfed.report.tables import is_smallest
 from unfed.report.undo import UndoSection
-from unfed.report.views import ProbeResult
 from unfed.report.wording import HEADINGS, MEASURES, span_text
+from unfed.requests.entry import Job
 
 # method: (forget, backdoor and validation at round 0; their limits; rounds to get there)
 SHAPES = {
@@ -380,15 +381,8 @@ def test_a_method_that_seeds_do_not_tell_from_the_nearest_shares_its_place() -> 
             forget = 40 + own + (0 if method == "retrain" else 4 * seed - 2)
             last = {"retain": 90.0, "forget": forget, "test": 80.0, "mia": 50.0, "backdoor": 0.0}
             lines.append({**fake_line(seed, "r1", method, 20, True), **last})
-    places = dict(orders(rows(lines, "last")))["Smallest average gap to Retrain"]
-    assert places == [(1, "NoT", "0.75"), (1, "MoDE", "1.00"), (3, "FT", "7.50"), (4, "PGD", "7.75")]
-
-
-def test_many_methods_are_ranked_and_equal_values_share_a_place() -> None:
-    found = rows(fake_run(methods=MANY)[1], "last")
-    places = dict(orders(found))["Smallest average gap to Retrain"]
-    assert [place for place, _, _ in places] == [1, 1, 1, 4]
-    assert orders(rows(fake_run()[1], "last")) == [], "three are read off the table"
+    found = rows(lines, "last")
+    assert [row.method for row in found if is_smallest(row, found)] == ["not", "mode"]
 
 
 # --- for the officer --------------------------------------------------------------------------------------------------
@@ -622,10 +616,10 @@ def test_the_sentence_speaks_of_the_last_round_whatever_table_is_in_front() -> N
 
 def test_the_model_in_force_is_named() -> None:
     run, lines = fake_run()
-    told = {"seed": 0, "sentence": "the model of request r1 by not; still in it: r2"}
+    current = InForce(Job(0, "r1", "not"), served=("r1",), owed=("r2",))
     assert (
-        "In force: the model of request r1 by not; still in it: r2."
-        in Page(render({**run, "in_force": [told]}, lines)).text
+        "In force: the model of request r1 by NoT; still in it: r2."
+        in Page(render({**run, "in_force": [current]}, lines)).text
     )
 
 
@@ -662,9 +656,9 @@ def test_before_anything_is_measured_no_page_speaks_of_evidence() -> None:
     assert "What this does not prove" not in text and "as they lie in the folder" not in text
 
 
-def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
+def test_who_left_twice_is_named_once_where_undoing_was_not_tried() -> None:
     """A second request that ends the way back of the first is about the same client."""
-    found = ProbeResult(request="r1", method="not", title="NoT", seed=0, measured={})
+    (found,) = probes({"method": "not", "title": "NoT", "measured": {}})
     tried, untried = UndoSection(None, [[found]]), UndoSection(undo.NOT_PROBED)
     asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
     assert "Undoing was not tried for client 3 and class 5." in caveats(asked, retrain=True)

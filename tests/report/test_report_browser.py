@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pages import render
+from pages import known, render
 from test_population_measures import Made
 from test_report import fake_run
 from unfed.measures.population import Resampling, judge
@@ -133,7 +133,7 @@ def test_a_population_is_drawn_and_fits_a_phone(browser: Browser, tmp_path: Path
     run, lines = fake_run()
     judged = judge(Made(8, 30, shift=2.0), {"not": "NoT", "ft": "FT"}, effort=Resampling(draws=20, permutations=20))
     path = tmp_path / "report.html"
-    path.write_text(render({**run, "population": {"r1": judged}}, lines), encoding="utf-8")
+    path.write_text(render({**run, "population": {"r1": {"request": "r1", **judged}}}, lines), encoding="utf-8")
     page, problems = visit(browser, path, width=390)
     assert problems == [] and page.locator("#how-sure figure svg[role=img]").count() == 4  # distances, three ROCs
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -279,7 +279,7 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", item="f3", bottom=0.0),)),
     ]
     path = tmp_path_factory.mktemp("paper") / "paper.html"
-    path.write_text(build.render(sections, "digits", ["seed=0"], run), encoding="utf-8")
+    path.write_text(build.render(sections, "digits", ["seed=0"], known(run)), encoding="utf-8")
     return path
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pages import first_sentence, render, sentence
+from pages import first_sentence, known, render, sentence
 from test_report import Page, fake_line, fake_run
 from unfed.config.tables import RequestConfig
 from unfed.data import Request
+from unfed.folder.info import InForce, RunInfo
 from unfed.measures.forgotten import Forgetting
 from unfed.paper import build
 from unfed.paper.items import items
@@ -19,10 +20,9 @@ from unfed.report import figures
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
 from unfed.report.sentences import gate_words, method_row, verdicts
-from unfed.report.views import GateFinding, RunInfo
-from unfed.requests.entry import Job
+from unfed.requests.entry import GateSaid, Job
 from unfed.requests.gate import Check, utility
-from unfed.runs.status import InForce, is_out
+from unfed.runs.status import is_out
 
 
 def test_what_was_only_compared_is_said_to_be_in_the_model_in_force() -> None:
@@ -57,7 +57,7 @@ def test_what_was_compared_is_out_once_served_requests_take_all_of_it(
 def test_the_headline_of_a_comparison_does_not_say_that_anybody_is_out_of_the_model_in_force() -> None:
     run, lines = fake_run()
     trained = InForce(Job(0, None, "train"), (), (), ("not", "retrain"), (str(run["requests"][0]["id"]),))
-    compared = {**run, "in_force": [trained.to_json()]}
+    compared = {**run, "in_force": [trained]}
     assert "In a comparison, client 0 was taken out by NoT" in Page(render(compared, lines)).text
     assert "In a comparison" not in Page(render(run, lines)).text
 
@@ -80,10 +80,10 @@ def test_who_can_be_brought_back_is_not_called_taken_out(method: str, back: floa
     undone["jobs"][0]["forgetting"] = vars(Forgetting("forgotten", "backdoor", 330))
     forgot = "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance."
     but = " But what not forgot is still in its model: undone, the backdoor works on 84.5 % of stamped images again"
-    [checked] = verdicts(RunInfo.of(undone), run["requests"][0]["id"])
+    [checked] = verdicts(known(undone), run["requests"][0]["id"])
     assert checked.startswith(forgot + but) if "hidden" in said else checked == forgot, "as the headline says"
     undone["jobs"][0]["forgetting"] = vars(Forgetting("remembers", "backdoor", 330))
-    assert "But" not in verdicts(RunInfo.of(undone), run["requests"][0]["id"])[0]
+    assert "But" not in verdicts(known(undone), run["requests"][0]["id"])[0]
 
 
 def test_what_passed_its_check_and_came_back_is_hidden_as_well() -> None:
@@ -135,15 +135,17 @@ def test_of_one_model_handed_over_in_python_the_page_says_that_it_still_carries_
 def test_the_gate_speaks_of_what_is_allowed() -> None:
     passed, failed = (Check.of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
     for check, says in ((passed, "passed"), (failed, "failed")):
-        told = dict(gate_words(GateFinding.of({"checks": [check.to_json()]})))["Gate, utility"]
+        told = dict(gate_words(GateSaid.model_validate({"checks": [check.to_json()]})))["Gate, utility"]
         assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"
     nothing = {**passed.to_json(), "value": 1.42e-14}
-    assert "in points is 0 (allowed" in dict(gate_words(GateFinding.of({"checks": [nothing]})))["Gate, utility"]
+    assert (
+        "in points is 0 (allowed" in dict(gate_words(GateSaid.model_validate({"checks": [nothing]})))["Gate, utility"]
+    )
 
 
 def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_was_made() -> None:
     some, every = (
-        Page(build.render([Section(items()[name]) for name in names], "digits", ["seed=0"], {})).text
+        Page(build.render([Section(items()[name]) for name in names], "digits", ["seed=0"], RunInfo())).text
         for names in (["table-3"], list(items()))
     )
     assert (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pages import compared, render, subject, unfinished
+from pages import compared, known, render, subject, unfinished
 from test_report import Page, fake_run
 from unfed.measures.undo.scene import NO_BACKDOOR
-from unfed.report import RunInfo, compare, html, tables, undo, wording
+from unfed.report import compare, html, tables, undo, wording
 from unfed.report.rules import rows
 
 FIFTH: dict[str, Any] = {"id": "r1", "kind": "instance", "clients": [], "fraction": 0.2, "forgotten_rows": 60}
@@ -82,7 +82,7 @@ def test_a_page_of_flower_speaks_of_nodes_and_of_the_server() -> None:
 def test_a_verdict_and_a_note_are_said_in_the_settings_unit() -> None:
     run, lines = central()
     cut = [line for line in lines if line["method"] != "not" or line["round"] < 4]
-    table = tables.markdown(rows(cut, "recovered"), words=RunInfo.of(run).words)
+    table = tables.markdown(rows(cut, "recovered"), words=wording.words_of(known(run)))
     assert "not recovered yet after 3 epochs" in table and "up to epoch 3" in table and "round" not in table
     run["jobs"][0]["finished"] = None
     assert unfinished(run, cut) == ["NoT, request r1, seed 0: at epoch 3 of 20."]

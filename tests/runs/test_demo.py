@@ -11,7 +11,6 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
-from unfed.report import RunInfo
 from unfed.report.sentences import verdicts
 from unfed.requests.entry import Entry, now
 from unfed.runs.probe import scene_of
@@ -55,7 +54,7 @@ def test_not_is_closer_to_retrain_than_fine_tuning(lines: Any) -> None:
 
 def test_not_forgot_the_backdoor_and_fine_tuning_did_not(run: Run) -> None:
     """Retrain never saw it, so it has no verdict; without it nothing else changes."""
-    assert verdicts(RunInfo.of(run.info()), run.config.request_ids()[0]) == [
+    assert verdicts(run.info(), run.config.request_ids()[0]) == [
         "FT: Not all was forgotten: the planted backdoor still works. Try --method retrain.",
         "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance.",
     ]

@@ -33,7 +33,7 @@ def by_method(run: Run, request: Request = LEAVES) -> dict[str, Offer]:
 
 def test_costs_are_those_of_the_training_for_as_many_rounds(run: Run) -> None:
     offers, trained = by_method(run), run.lines()[-1]
-    sent, stay = float(trained["comm_bytes"]), len(run.description["clients"]) - 1
+    sent, stay = float(trained["comm_bytes"]), len(run.description.clients) - 1
     assert (offers["retrain"].rounds, offers["not"].rounds, offers["led"].rounds) == (4, 3, 3 + 20)
     assert offers["retrain"].bytes == sent * stay / (stay + 1) and offers["retrain"].seconds == trained["seconds"]
     assert offers["not"].bytes == pytest.approx(sent * stay / (stay + 1) * 3 / 4)

@@ -23,13 +23,14 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
+from unfed.folder.layout import Undoing
 from unfed.folder.undo_results import Target, file_of
 from unfed.folder.undo_results import measured as measured_in
 from unfed.folder.undo_results import targets as targets_in
 from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.figures import undo_pictures
-from unfed.report.undo import NOT_PROBED, UndoSection, comes_back, grid
+from unfed.report.undo import NOT_PROBED, UndoSection, comes_back, grid, sentence
 from unfed.runs import probe as probing
 from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
@@ -78,11 +79,11 @@ def targets(run: Run) -> list[Target]:
     return targets_in(run.folder, run.config)
 
 
-def measured(run: Run) -> list[dict[str, Any]]:
+def measured(run: Run) -> list[Undoing]:
     return measured_in(run.folder, run.config)
 
 
-def quick(run: Run, **which: Any) -> list[dict[str, Any]]:
+def quick(run: Run, **which: Any) -> list[Undoing]:
     return probe(run, effort=LITTLE, **which)
 
 
@@ -99,12 +100,13 @@ def test_every_model_that_a_method_left_is_a_target_and_begins_where_it_began(ru
 
 
 def test_a_probe_is_kept_in_the_folder_and_not_made_twice(known: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, found = known, json.loads(file_of(known.folder, targets(known)[0].job).read_text())
-    assert (found["schema"], found["method"], found["title"]) == (1, "not", "NoT")
-    assert found["perturbed"] == {"how": "negate", "layers": ["conv1.weight"]}
+    run, kept = known, json.loads(file_of(known.folder, targets(known)[0].job).read_text())
+    found = Undoing.model_validate(kept)
+    assert found.to_json() == kept and (found.layout, found.method, found.title) == (1, "not", "NoT")
+    assert found.perturbed == {"how": "negate", "layers": ["conv1.weight"]}
     for who in ("unlearned", "retrain", "before"):
         for measurement, name in (("flip", "forget"), ("realign", "tried"), ("relearn", "area"), ("published", "mia")):
-            assert is_measured(found["measured"][who][measurement][name]), (who, measurement)
+            assert is_measured(found.measured[who][measurement][name]), (who, measurement)
     assert measured(run) == [found]
     monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
     assert quick(run, request="r1") == [found]
@@ -123,16 +125,16 @@ def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(
     with pytest.raises(KeyboardInterrupt):
         quick(run, request="r1", said=interrupted)
     (some,) = measured(run)
-    assert is_measured(some["measured"]["retrain"]["realign"]["tried"])
-    assert some["measured"]["retrain"]["resurface"] == {"reason": NOT_TRIED}
+    assert is_measured(some.measured["retrain"]["realign"]["tried"])
+    assert some.measured["retrain"]["resurface"] == {"reason": NOT_TRIED}
     assert "not tried yet, <code>unfed probe</code> does it" in write_report(run).read_text()
     steps: list[Step] = []
     (found,) = quick(run, request="r1", said=steps.append)
     assert steps[:2] == [Step("0/r1/not"), Step("0/r1/not", "retrain", "resurface", 11, 24)] and len(steps) == 15
-    assert path.read_bytes() == whole and found == json.loads(whole)
-    some = json.loads(whole)
-    del some["measured"]["before"]["path"]
-    path.write_text(json.dumps(some))
+    assert path.read_bytes() == whole and found.to_json() == json.loads(whole)
+    less = json.loads(whole)
+    del less["measured"]["before"]["path"]
+    path.write_text(json.dumps(less))
     assert quick(run, request="r1") == [found], "a piece that is not there is measured"
     monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
     assert quick(run, request="r1") == [found]
@@ -148,14 +150,12 @@ def test_a_probe_computes_logits_as_the_run_evaluated_them(run: Run) -> None:
 def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the_rest(run: Run) -> None:
     found = probing.first_look(run, "not")
     assert found is not None and measured(run) == [found]
-    flip, rest = found["measured"]["unlearned"]["flip"], found["measured"]["retrain"]["realign"]
+    flip, rest = found.measured["unlearned"]["flip"], found.measured["retrain"]["realign"]
     assert is_measured(flip["backdoor"]) and rest == {"reason": NOT_TRIED}
     page = write_report(run).read_text()
     assert "only the perturbation&#39;s public inverse was tried" in page and "can be undone was not tried" not in page
     (whole,) = quick(run, request="r1", method="not")
-    assert whole["measured"]["unlearned"]["flip"] == flip and is_measured(
-        whole["measured"]["unlearned"]["realign"]["tried"]
-    )
+    assert whole.measured["unlearned"]["flip"] == flip and is_measured(whole.measured["unlearned"]["realign"]["tried"])
     assert probing.first_look(run, "not") == whole, "what is known is not thrown away for less"
     assert "public inverse was tried" not in write_report(run).read_text()
     assert probing.first_look(run, "sealed") is None
@@ -172,8 +172,8 @@ def test_the_top_of_the_page_says_what_comes_back_and_nothing_where_no_more_does
 def test_what_was_measured_of_another_model_is_not_shown(known: Run) -> None:
     (found,) = measured(known)
     path = file_of(known.folder, targets(known)[0].job)
-    found["models"]["unlearned"] = "of an earlier attempt"
-    path.write_text(json.dumps(found))
+    models = {**found.models, "unlearned": "of an earlier attempt"}
+    path.write_text(json.dumps({**found.to_json(), "models": models}))
     assert measured(known) == []
 
 
@@ -201,27 +201,26 @@ def test_a_damaged_probe_is_one_sentence(run: Run, damage: str | dict[str, Any],
 def test_without_retrain_its_column_says_so(run: Run) -> None:
     (found,) = quick(run, request="later")
     reason = "not measured: this run has no Retrain of request later"
-    assert {m["reason"] for m in found["measured"]["retrain"].values()} == {reason}
-    assert is_measured(found["measured"]["unlearned"]["flip"]["forget"])
-    assert f"(1) {reason.removeprefix('not measured: ')}" in grid(probes(found))[
-        1
-    ] and "(Retrain: not measured)" in undone(found)
+    assert {m["reason"] for m in found.measured["retrain"].values()} == {reason}
+    assert is_measured(found.measured["unlearned"]["flip"]["forget"])
+    assert f"(1) {reason.removeprefix('not measured: ')}" in grid([found])[1]
+    assert "(Retrain: not measured)" in sentence([found])
 
 
 def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(run: Run) -> None:
     """Whoever left first may come back too, so all are looked at; the request's own number is another."""
     run.forget(Request("last", clients=("2",)), "ft", 1)
     (one,), (both,) = (quick(run, request=name) for name in ("later", "last"))
-    assert "over" not in one and "Forget is over" not in undone(one)
-    assert both["over"] == ["later", "last"]
-    assert undone(both).endswith("Forget is over all that had left by then: later and last.")
+    assert not one.over and "Forget is over" not in sentence([one])
+    assert both.over == ("later", "last")
+    assert sentence([both]).endswith("Forget is over all that had left by then: later and last.")
 
 
 def test_without_the_model_before_the_rest_is_measured(run: Run) -> None:
     run.folder.model_file(targets(run)[0].previous).unlink()
     (found,) = quick(run, request="r1")
-    assert found["measured"]["before"]["flip"]["reason"] == "not measured: the model 0/train is no longer there"
-    assert is_measured(found["measured"]["unlearned"]["flip"]["forget"])
+    assert found.measured["before"]["flip"]["reason"] == "not measured: the model 0/train is no longer there"
+    assert is_measured(found.measured["unlearned"]["flip"]["forget"])
 
 
 @pytest.mark.parametrize(
@@ -242,14 +241,14 @@ def test_a_model_that_is_not_there_cannot_be_probed(run: Run) -> None:
     run.folder.model_file(targets(run)[0].job).unlink()
     with pytest.raises(UnfedError, match="no model 0/r1/not yet; go on with `unfed resume"):
         quick(run, request="r1", method="not")
-    assert [found["request"] for found in quick(run, method="not")] == ["later"], "the other one is there"
+    assert [found.request for found in quick(run, method="not")] == ["later"], "the other one is there"
 
 
 def test_a_run_of_flower_or_of_a_call_keeps_its_data_elsewhere(run: Run) -> None:
-    run.description["engine"] = "flower"
+    run.description = run.description.model_copy(update={"engine": "flower"})
     with pytest.raises(UnfedError, match="Flower nodes, which keep their data"):
         quick(run)
-    run.description |= {"engine": "batched", "call": {"method": "not"}}
+    run.description = run.description.model_copy(update={"engine": "batched", "call": {"method": "not"}})
     with pytest.raises(UnfedError, match="unfed.unlearn, whose data is the caller's"):
         quick(run)
 
@@ -258,8 +257,8 @@ def test_a_method_without_layers_is_probed_and_its_flip_says_why_not(run: Run, m
     monkeypatch.setattr(type(run.config), "method", lambda self, label: Mine())
     (found,) = quick(run, request="r1")
     says = "not measured: not names no layers that it perturbs, so there is nothing to invert"
-    assert found["measured"]["unlearned"]["flip"] == {"layers": [], "reason": says}
-    assert found["perturbed"] is None and is_measured(found["measured"]["unlearned"]["realign"]["tried"])
+    assert found.measured["unlearned"]["flip"] == {"layers": [], "reason": says}
+    assert found.perturbed is None and is_measured(found.measured["unlearned"]["realign"]["tried"])
 
 
 def test_the_config_can_ask_for_it(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +266,7 @@ def test_the_config_can_ask_for_it(small: Callable[..., Any], tmp_path: Path, mo
     sets = ("evaluation.undo=true", "training.rounds=1", "unlearning.rounds=1")
     run = Run.create(small(*sets), tmp_path / "run")
     run.execute()
-    assert [found["method"] for found in measured(run)] == ["not"]
+    assert [found.method for found in measured(run)] == ["not"]
     assert "this run has no Retrain of request r1" in write_report(run).read_text()
 
 

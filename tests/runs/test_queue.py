@@ -32,12 +32,13 @@ from unfed.data import Request
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.folder.folder import RunFolder
+from unfed.folder.info import InForce
 from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
 from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
-from unfed.runs.status import InForce, in_force, status
+from unfed.runs.status import in_force, status
 from unfed.runs.world import World
 
 SETS = [
@@ -195,7 +196,7 @@ def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict: 
     assert states(run) == {"a": "fulfilled", "b": f"denied ({reason})", "c": "fulfilled"}
     assert [str(w.message).startswith(why) for w in told if w.category is UnfedWarning] == [True]
     assert run.current_job(0) == Job(0, "c", "fake")
-    assert status(run)["state"] == "finished"
+    assert status(run).state == "finished"
 
 
 @pytest.mark.parametrize("method", ["ga", "ssd", "salun"])
@@ -230,7 +231,7 @@ def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run: Run)
     queue(run, client("a", 3))
     with pytest.warns(UnfedWarning, match="It is still open"):
         run.forget(client("b", 2), "fake", 1)
-    assert states(run) == {"a": "open", "b": "fulfilled"} and status(run)["state"] == "waiting"
+    assert states(run) == {"a": "open", "b": "fulfilled"} and status(run).state == "waiting"
     fated(run, a="fulfil")
     again(run).execute()
     assert states(run) == {"a": "fulfilled", "b": "fulfilled"}
@@ -267,7 +268,7 @@ def test_a_full_disk_decides_nothing(run: Run) -> None:
     fated(run, a="full disk")
     with pytest.raises(Halted, match="The disk is full"):
         run.forget(client("a", 3), "fake", 1)
-    assert states(run) == {"a": "in progress"} and status(run)["state"] == "interrupted"
+    assert states(run) == {"a": "in progress"} and status(run).state == "interrupted"
     fated(run, a="fulfil")
     again(run).execute()
     assert states(run) == {"a": "fulfilled"}
@@ -376,15 +377,15 @@ def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run: Run) 
         Refused, match=r"stays owed.*`unfed forget .* --id a --method retrain --until 1`.*`unfed withdraw"
     ):
         run.forget(client("a", 3), "fake", 1)
-    (request,) = status(run)["requests"]
-    assert (request["state"], request["reason"], request["owed"]) == ("denied", "refused", True)
-    assert run.info()["requests"][-1]["owed"] and "--id a --method retrain" in request["way_out"]
+    (request,) = status(run).requests
+    assert (request.state, request.reason, request.owed) == ("denied", "refused", True)
+    assert run.info().requests[-1].owed and "--id a --method retrain" in str(request.way_out)
     page = write_report(run).read_text()
     assert "Client 3 was not taken out: the request was denied, for it could not be served; it stays owed" in page
     assert "Still owed" in page and "KeyError" in page
     assert run.forget(client("a", 3), "retrain", 1).status == "done"
-    (request,) = status(run)["requests"]
-    assert (request["state"], request["owed"], request["attempts"][0]["method"]) == ("fulfilled", False, "fake")
+    (request,) = status(run).requests
+    assert (request.state, request.owed, request.attempts[0]["method"]) == ("fulfilled", False, "fake")
     assert "Tried by fake" in write_report(run).read_text()
 
 
@@ -433,6 +434,19 @@ def test_what_is_owed_is_not_said_to_be_in_a_model_that_was_drawn_anew_without_i
     assert found.still_in_it == () and found.to_json()["never_saw"] == ["a"]
 
 
+def test_status_as_json_has_the_gate_as_its_file_has_it_and_its_keys_in_their_order(run: Run, tmp_path: Path) -> None:
+    """Programs read `unfed status --json`: types of the values behind it change no byte of it."""
+    run.forget(client("a", 3), "ft", 1)
+    shutil.copytree(run.folder.path, tmp_path / "as another process reads it")
+    found = json.loads(json.dumps(status(Run.open(tmp_path / "as another process reads it")).to_json()))
+    (request,), (file,) = found["requests"], (run.folder.path / "requests").iterdir()
+    assert json.dumps(request["gate"]) == json.dumps(json.loads(file.read_text())["gate"])
+    first = ["id", "number", "subject", "created", "method", "until", "state", "reason", "why", "changed", "served"]
+    assert list(request) == [*first, "expires", "gate", "purged", "attempts", "standing", "owed", "way_out"]
+    assert list(found) == ["state", "jobs", "requests", "in_force", "seconds_left"]
+    assert list(found["jobs"][0]) == ["job", "round", "rounds", "test", "forget", "state"]
+
+
 def test_what_no_method_was_to_try_is_not_said_to_have_been_compared() -> None:
     found = InForce(Job(0, None, "train"), (), (), (), ("r1",))
     assert found.sentence.endswith("methods were only compared for r1, which is still in it")
@@ -445,7 +459,7 @@ def test_influence_follows_the_order_of_service(run: Run) -> None:
         run.forget(client("a", 3), "fake", 1)
     run.forget(client("b", 2), "not", 1)
     run.forget(client("a", 3), "ft", 1)
-    models = {(i["request"], i["file"]) for i in run.info()["influence"] if i["file"].startswith("models/")}
+    models = {(i.request, i.file) for i in run.info().influence or () if i.file.startswith("models/")}
     grown = ("a", "models/0/b/not.safetensors")  # without a's rows, but from a model that a was in
     turned = ("b", "models/0/b/not.safetensors")  # a minus sign brings b back, and another model is in force
     assert models == {("a", "models/0/train.safetensors"), ("b", "models/0/train.safetensors"), grown, turned}
@@ -501,7 +515,7 @@ def test_withdrawal_readmits_the_rows_and_nothing_else_does(run: Run) -> None:
     assert run.withdraw("a").state == "revoked"
     run.forget(client("c", 1), "ft", 1)
     assert run.lines()[-1]["asked"] == {"1": ["0", "3"]} and "a" not in run.lines()[-1]["earlier"]
-    assert not run.info()["requests"][0]["owed"]
+    assert not run.info().requests[0].owed
     assert "Client 3 was not taken out: the request was withdrawn." in write_report(run).read_text()
 
 
@@ -606,7 +620,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeyp
     assert run.folder.book().entries[0].expires == "2099-01-31T23:59:59Z"
     for where in ("unfed.requests.book.now", "unfed.runs.serving.now"):
         monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
-    assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
+    assert states(run) == {"a": "expired"} and status(run).state == "finished"
     run.forget(client("b", 2), "fake", 1)
     assert states(run) == {"a": "expired", "b": "fulfilled"} and run.lines()[-1]["earlier"].keys() == {"a"}
     assert not rows_of(run, client("a", 3)) & Fake.seen[-1][1]

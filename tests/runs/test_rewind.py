@@ -54,7 +54,7 @@ def first_rounds(run: Run) -> dict[str, int]:
     """By client, the first round in which it was asked, as the trajectory says."""
     rounds = kept.asked(run.folder, 0)
     assert sorted(rounds) == [1, 2, 3, 4, 5, 6]
-    return {name: min((r for r in rounds if name in rounds[r]), default=7) for name in run.description["clients"]}
+    return {name: min((r for r in rounds if name in rounds[r]), default=7) for name in run.description.clients}
 
 
 def late(run: Run, after: int = 2) -> str:
@@ -95,8 +95,8 @@ def test_the_request_says_from_where_and_takes_the_rounds_that_are_left(run: Run
     assert (plain.rounds, offer.rounds) == (6, 6 - behind)
     run.forget(Request("bye", clients=(leaver,)), "retrain", how=RequestOptions({"start": "rewind"}, within=100))
     (entry,) = run.folder.book().entries
-    assert run.about("retrain", entry)["title"] == f"Retrain from round {behind}"
-    assert run.about("retrain", entry)["rounds"] == 6 - behind
+    assert run.about("retrain", entry).title == f"Retrain from round {behind}"
+    assert run.about("retrain", entry).rounds == 6 - behind
     line: Any = run.lines()[-1]
     model_bytes = sum(t.numel() * t.element_size() for t in run.current(0).values())
     assert model_bytes <= line["stored_server_bytes"] < model_bytes + 200

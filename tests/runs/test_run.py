@@ -159,11 +159,11 @@ def test_what_changed_since_a_run_was_begun_is_said_and_written_down(
     monkeypatch.setattr("unfed.runs.job.versions", lambda: newer)
     monkeypatch.setitem(revisions.METHODS, "not", 99)
     with pytest.warns(
-        UnfedWarning, match=r"changed \(torch is 99.0, not 2.*; `not` was revised\): .* run the config anew"
+        UnfedWarning, match=r"changed \(torch is 99.0, not 2.*; `not` was revised\): .* run the config again"
     ):
         run.forget(Request("leaves", clients=("1",)), "not", 1)
     assert findings(run, served(run))["versions"] == newer
-    assert run.description["versions"] == versions()
+    assert run.description.versions == versions()
 
 
 class Counting(QuietWatch):
@@ -214,7 +214,7 @@ def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(
     """A later version may pick others; that would change last bits in the middle of a run."""
     config = small() if wanted is None else small(f"engine.chunk={wanted}")
     run = Run.create(config, tmp_path / "run")
-    began = run.description["engine"], run.description["chunk"]
+    began = run.description.engine, run.description.chunk
     widest = config.training.batch + 1
     assert began[0] == "batched" and began[1] == (wanted or Batched(run.world(0).template, {}).chunk(widest))
     monkeypatch.setattr("unfed.engines.batched.BUDGET_BYTES", {"cpu": 1})

@@ -79,7 +79,7 @@ def test_what_was_trained_on_another_machine_or_from_another_checkpoint_is_not_t
     source: Run, tmp_path: Path, what: str
 ) -> None:
     run = created(tmp_path / "run")
-    run.description[what] = "another"
+    run.description = run.description.model_copy(update={what: "another"})
     assert take_training(run, source) == []
 
 

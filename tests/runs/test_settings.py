@@ -44,17 +44,16 @@ def test_run_json_has_the_same_keys_in_every_setting(small: Small, tmp_path: Pat
     simulated = Run.create(config, tmp_path / "simulated").description
     remote = Run.create(config, tmp_path / "flower", flower_world(config, grid_of(config))).description
     alone = storage.read_json(called(tmp_path / "call") / "run.json", "run")
-    assert list(simulated) == list(remote) == list(alone)
-    for key in ("rounds", "methods"):
-        assert simulated[key].keys() == remote[key].keys()
-    assert simulated["rounds"].keys() == alone["rounds"].keys()
+    assert [*simulated.to_json()] == [*remote.to_json()] and {*simulated.to_json()} == {*alone}
+    assert simulated.methods.keys() == remote.methods.keys()
+    assert simulated.rounds.keys() == remote.rounds.keys() == alone["rounds"].keys()
 
 
 def test_a_call_that_has_ended_is_finished_for_whoever_reads_its_folder(tmp_path: Path) -> None:
     """Nobody trains in a call: no training is waited for."""
     found = status(Run.open(called(tmp_path / "call")))
-    assert found["state"] == "finished"
-    assert [job["job"] for job in found["jobs"]] == ["0/forget/ft"]
+    assert found.state == "finished"
+    assert [job.job for job in found.jobs] == ["0/forget/ft"]
 
 
 def test_the_folder_of_a_call_is_gone_on_with_by_the_call(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_a_fourth_setting_is_one_builder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     run = Run.create(config, folder.path, hospitals(folder, config, 0), hospitals)
     run.execute()
-    assert run.description["clients"] == ["north", "south", "west"] and run.description["engine"] == "sequential"
+    assert run.description.clients == ("north", "south", "west") and run.description.engine == "sequential"
     last = {line["method"]: line for line in run.lines() if line["request"] == "leaves"}
     assert last["not"]["done"] and all(is_measured(last["not"][name]) for name in ("retain", "forget", "test", "mia"))
 
@@ -125,4 +124,4 @@ def test_a_fourth_setting_is_one_builder(tmp_path: Path) -> None:
     asked = [name for told in rounds for names in told.values() for name in names]
     assert set(asked) == {"north", "south"}
     page = write_report(again).read_text()
-    assert "another" in page and status(again)["state"] == "finished"
+    assert "another" in page and status(again).state == "finished"

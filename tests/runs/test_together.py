@@ -94,7 +94,7 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
         assert set(line["asked"]) == {"1", "2"} and not {"1", "2"} & {c for row in line["asked"].values() for c in row}
         entry = run.queue.book.find(name)
         assert entry is not None and entry.gate is not None and entry.shared == "together-1"
-    assert check(run.folder).findings == [] and status(run)["state"] == "finished"
+    assert check(run.folder).findings == [] and status(run).state == "finished"
     page = Path(write_report(run)).read_text()
     assert "client-1" in page and "client-2" in page and "together-1" in page
 
@@ -103,7 +103,7 @@ def test_what_one_leaves_carries_neither(run: Run) -> None:
     file(run, "1", "2")
     run.execute()
     left = carriers.influence(run.folder, run.folder.book())
-    assert {one["file"] for one in left if one["file"].startswith("models/")} == {"models/0/train.safetensors"}
+    assert {one.file for one in left if one.file.startswith("models/")} == {"models/0/train.safetensors"}
 
 
 def test_a_request_covers_its_own_rows_and_not_those_that_left_before(run: Run) -> None:
@@ -212,7 +212,7 @@ def test_what_fails_for_all_is_said_to_each(run: Run, monkeypatch: pytest.Monkey
     for name in ("client-1", "client-2"):
         entry = run.queue.book.find(name)
         assert entry is not None and entry.state == "denied" and "shared one job, 'together-1'" in str(entry.why)
-    assert status(run)["state"] == "finished" and check(run.folder).findings == []
+    assert status(run).state == "finished" and check(run.folder).findings == []
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.folder.judged import FILE, of_run
+from unfed.folder.judged import FILE, Judged, of_run
 from unfed.measures.population import Resampling, store
 from unfed.measures.population.store import About, Population
 from unfed.report.how_sure import grid
-from unfed.report.views import JudgedPopulation
 from unfed.runs.run import Run
 from unfed.studies import grid as grids
 from unfed.studies.judging import judged, put_into
@@ -65,7 +64,7 @@ def test_methods_that_are_whole_are_judged_and_others_named(small: Small, tmp_pa
     store.logits_file(population.folder, "not", 3).unlink()
     found = judged(population, QUICK)
     assert set(found["methods"]) == {"ft"} and found["unfinished"] == {"NoT": 5}
-    assert any("NoT is not judged: 5 of 6 models are there" in note for note in grid(JudgedPopulation.of(found))[1])
+    assert any("NoT is not judged: 5 of 6 models are there" in note for note in grid(Judged.model_validate(found))[1])
     store.logits_file(population.folder, "ft", 3).unlink()
     with pytest.raises(UnfedError, match="has 5 of 6 models of 'ft'; go on with"):
         judged(population, QUICK)
@@ -79,7 +78,7 @@ def test_a_run_of_the_same_config_shows_it_and_one_of_another_does_not(
     )
     found = judged(population, QUICK)
     put_into(same, population, found)
-    assert of_run(same.folder)["r1"]["models"] == 6 and same.info()["population"]["r1"]["request"] == "r1"
+    assert of_run(same.folder)["r1"].models == 6 and same.info().population["r1"].request == "r1"
     with pytest.raises(UnfedError, match="is a population of another config than"):
         put_into(other, population, found)
     assert of_run(other.folder) == {}

@@ -16,7 +16,6 @@ from unfed.cli.main import app
 from unfed.cli.reports import folders
 from unfed.config.config import Config
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.report import RunInfo
 from unfed.report.compare import Compared, compared_rows
 from unfed.runs.probe import first_look
 from unfed.runs.run import Run
@@ -134,11 +133,11 @@ def test_repetitions_are_one_line_with_their_spread(here: Path, in_process: list
     members = sweep.make(lambda c: Config.read("tiny.toml", c), found, here / "runs/tiny-sweep")
     runs = [members[0].run, members[2].run]
     about, lines = sweep.merged([members[0], members[2]])
-    (row,) = [row for row in compared_rows([Compared("a", RunInfo.of(about), lines)], "last") if row.method == "not"]
+    (row,) = [row for row in compared_rows([Compared("a", about, lines)], "last") if row.method == "not"]
     alone = [[x for x in run.lines() if x["method"] == "not"][-1]["test"] for run in runs]
     assert all(isinstance(value, float) for value in alone)
     assert row.seeds == (0, 1) and row.metrics["test"].mean == pytest.approx(sum(map(float, alone)) / 2)
-    assert about["config"]["seed"] == [0, 1]
+    assert about.config["seed"] == [0, 1]
 
 
 def test_every_config_is_read_before_anything_is_made(here: Path, in_process: list[str]) -> None:
@@ -179,7 +178,7 @@ def test_the_work_is_done_in_processes_of_their_own(here: Path) -> None:
     ]
     assert all(line["seconds"] > 0 for line in lines)
     assert sweep.cells([Run.open(here / "out/seed-0")]) == []
-    assert status(Run.open(here / "out/seed-0"))["state"] == "finished"
+    assert status(Run.open(here / "out/seed-0")).state == "finished"
 
 
 def test_a_cell_ends_with_the_process_that_asked_for_it() -> None:
@@ -243,7 +242,7 @@ def test_how_many_work_at_once(here: Path) -> None:
     made = sweep.make(lambda c: Config.read("tiny.toml", c), variants([Axis.of("seed=0,1")]), here / "out")
     runs = sweep.runs_of(made)
     assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) >= 1
-    runs[0].description["hardware"] = "CPU, 4 CPU threads"
+    runs[0].description = runs[0].description.model_copy(update={"hardware": "CPU, 4 CPU threads"})
     assert sweep.at_once(runs, None) == 1
     with pytest.raises(UnfedError, match="At least 1 process must work, not 0"):
         sweep.at_once(runs, 0)
@@ -273,8 +272,8 @@ def test_variants_of_a_method_share_one_training_and_equal_what_each_is_alone(he
         key = lambda line: (str(line["request"]), line["method"], line["round"])  # noqa: E731
         apart = sorted(alone.lines(), key=key)
         assert [{**line, "seconds": 0} for line in sorted(lines, key=key)] == [{**x, "seconds": 0} for x in apart]
-        assert about["config"] == alone.info()["config"]
-        assert {job["method"] for job in about["jobs"]} == {job["method"] for job in alone.info()["jobs"]}
+        assert about.config == alone.info().config
+        assert {job.method for job in about.jobs} == {job.method for job in alone.info().jobs}
 
 
 def test_only_what_differs_in_a_method_gets_a_name_of_its_own(here: Path) -> None:

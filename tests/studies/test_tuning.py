@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from test_judge import made_up
 from unfed.cli.main import app
 from unfed.errors import UnfedError
+from unfed.folder.judged import Judged, JudgedMethod, TunedBy
 from unfed.measures.population import Resampling, store
 from unfed.report.how_sure import about_tuning, tuned_words
-from unfed.report.views import JudgedPopulation
 from unfed.studies import tuning
 from unfed.studies.grid import quiet
 from unfed.studies.judging import judged
@@ -182,19 +182,21 @@ def test_where_every_trial_spoils_the_model_the_page_says_so(
     monkeypatch.setattr(tuning, "_kept", lambda *args: kept.append(args[-1]))
     tuning._tune(quiet, small(*SETS).to_json(), str(population.folder), "ft", TuningBudget(trials=2, models=1))
     (found,) = kept
-    assert found["spoiled"] and "cost more validation accuracy than allowed" in tuned_words("FT", found)
-    assert "this one least (30.0 points)" in tuned_words("FT", found)
-    assert "validation accuracy" not in tuned_words("FT", found | {"spoiled": False})
+    how = TunedBy.model_validate(found)
+    assert how.spoiled and "cost more validation accuracy than allowed" in tuned_words("FT", how)
+    assert "this one least (30.0 points)" in tuned_words("FT", how)
+    assert "validation accuracy" not in tuned_words("FT", how.model_copy(update={"spoiled": False}))
 
 
 def test_unequal_budgets_and_who_had_none_are_said() -> None:
     how = {"on": "validation rows", "chosen": {}}
-    kept = {"models": 2, "half": 1, "rows": {}, "yardstick": {}, "distributions": {}}
-    judged = kept | {
-        "methods": {kind: {"title": kind.upper()} for kind in ("ft-tuned", "not-tuned", "not", "mode")},
-        "tuned": {"ft-tuned": how | {"trials": 3, "models": 2}, "not-tuned": how | {"trials": 20, "models": 2}},
-    }
-    told = about_tuning(JudgedPopulation.of(judged))
+    kinds = ("ft-tuned", "not-tuned", "not", "mode")
+    methods = {kind: JudgedMethod.model_construct(title=kind.upper()) for kind in kinds}
+    tuned = {"ft-tuned": how | {"trials": 3, "models": 2}, "not-tuned": how | {"trials": 20, "models": 2}}
+    judged = Judged.model_construct(
+        methods=methods, tuned={kind: TunedBy.model_validate(one) for kind, one in tuned.items()}
+    )
+    told = about_tuning(judged)
     assert "different budgets (FT-TUNED 3 trials of 2 models, NOT-TUNED 20 trials of 2 models)" in told[2]
     assert told[3] == "Not tuned, but as the config has it: MODE."
-    assert about_tuning(JudgedPopulation.of(judged | {"tuned": {}})) == []
+    assert about_tuning(judged.model_copy(update={"tuned": {}})) == []

@@ -30,7 +30,7 @@ from unfed.trust.folder import TrustFolder
 from unfed.trust.log import Log
 from unfed.trust.participation import Participants
 from unfed.trust.signing import Envelope, SigningKey
-from unfed.trust.verdict import Verdict, _undo, page, told, verdict
+from unfed.trust.verdict import Verdict, page, told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
 KEY = SigningKey.drawn()
@@ -217,7 +217,7 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     shutil.copytree(run.folder.path, tmp_path / "run")
     record = RunRecord(Run.open(tmp_path / "run").folder)
     entry = served(record, "leaves")
-    assert findings(record, entry)["undo"].startswith("not measured: nobody tried to undo it")
+    assert findings(record, entry)["undo"].startswith("not measured: undoing was not tried")
     purged = findings(record, entry.buried("2026-11-16T12:00:00Z"))["undo"]
     assert purged == "not measured: what was tried, if anything, was purged with the data that left"
     own: dict[str, Any] = {
@@ -239,14 +239,15 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     (tmp_path / "run/undo/0/leaves/not.json").write_text(
         json.dumps({**told, "models": {"unlearned": after}, "measured": measured})
     )
-    undone = findings(RunRecord(Run.open(tmp_path / "run").folder), entry)["undo"]
+    whole = findings(RunRecord(Run.open(tmp_path / "run").folder), entry)
+    undone = whole["undo"]
     assert undone["unlearned"]["flip"] == {"forget": 1.0}
     assert undone["unlearned"]["triggers"] == {"own": 1.0, "gained": 2.0}
     assert {part: undone["unlearned"][part] for part in own["inside"]} == own["inside"]
     assert all(undone["retrain"][part] == {} for part in own["inside"])
-    rows: Any = _undo(undone)
-    shown = {what: value for what, value, _ in rows}
-    assert {"2.0", "3.0", "6.0", "8.0", "not measured"} <= {*shown.values()}
+    statement = {"subject": [], "predicate": {"made": "2026-01-01T00:00:00Z", "findings": whole}}
+    shown = page(Verdict([], "Accept.", [], [], [], [], statement), [])
+    assert all(f"<td>{value}</td>" in shown for value in ("2.0", "3.0", "6.0", "8.0", "not measured"))
     assert "difference" not in json.dumps(undone) and "path" not in json.dumps(undone)
 
 

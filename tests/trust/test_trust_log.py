@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import merkle, signing
+from unfed.trust import merkle, signing, verifier
 from unfed.trust.log import CHECKPOINTS, LOG, Checkpoint, Log, checkpoint_in, faults
-from unfed.trust.participation import Participants, Pseudonyms, prove_absence, verify_absence
+from unfed.trust.participation import Participants, Pseudonyms
 from unfed.trust.signing import SigningKey
 
 KEY = SigningKey.drawn()
@@ -35,12 +35,10 @@ def test_what_was_appended_is_read_in_its_order_by_another_process(log: Log) -> 
     assert faults(Log(log.folder, "test"), [KEY.public]) == []
 
 
-def test_a_leaf_and_the_growth_of_the_log_are_shown_under_signed_checkpoints(log: Log) -> None:
+def test_a_leaf_is_shown_under_a_signed_checkpoint(log: Log) -> None:
     first, _, last = (checkpoint_in(one, [KEY.public]) for one in log.checkpoints())
     assert (first.size, last.size) == (3, 7)
-    top = bytes.fromhex(last.root)
-    assert merkle.included(log.hashes[4], 4, 7, log.inclusion(4, 7), top)
-    assert merkle.consistent(3, bytes.fromhex(first.root), 7, top, log.consistency(3, 7))
+    assert verifier.climbed(log.hashes[4], 4, 7, merkle.hexed(log.inclusion(4, 7))).hex() == last.root
 
 
 def test_nothing_new_is_signed_where_nothing_was_added(log: Log) -> None:
@@ -134,61 +132,6 @@ def rounds(tmp_path: Path) -> tuple[Log, Participants, Pseudonyms]:
         log.append({"type": "round", **at, "participants": root})
     log.sign(KEY)
     return log, people, names
-
-
-def test_whoever_left_is_shown_to_have_taken_part_in_no_round_since(
-    rounds: tuple[Log, Participants, Pseudonyms],
-) -> None:
-    log, people, names = rounds
-    proof = prove_absence(log, people, names.known("c"), after=2)
-    shown = verify_absence(proof, [KEY.public])
-    assert (shown.rounds, shown.after, shown.checkpoint.size) == (2, 2, 5)
-    at = {"at": "2026-01-01T00:00:00Z", "round": 0, "method": "not", "model": "m"}
-    log.append({"type": "round", **at, "participants": people.root([])})
-    log.sign(KEY)
-    begun = verify_absence(prove_absence(log, people, names.known("c"), after=2), [KEY.public])
-    assert (begun.rounds, begun.checkpoint.size) == (2, 6), "round 0 is the model that a method begins with"
-
-
-def test_whoever_took_part_has_no_such_proof(rounds: tuple[Log, Participants, Pseudonyms]) -> None:
-    log, people, names = rounds
-    with pytest.raises(UnfedError, match="took part in round 2"):
-        prove_absence(log, people, names.known("c"), after=1)
-    proof = prove_absence(log, people, names.known("c"), after=2)
-    with pytest.raises(UnfedError, match="leaf 3"):  # nor does another's proof serve
-        verify_absence({**proof, "pseudonym": names.known("a").hex()}, [KEY.public])
-
-
-def test_a_proof_that_keeps_a_round_back_is_refused(rounds: tuple[Log, Participants, Pseudonyms]) -> None:
-    log, people, names = rounds
-    proof = prove_absence(log, people, names.known("c"), after=2)
-    with pytest.raises(UnfedError, match="not all those"):
-        verify_absence({**proof, "leaves": proof["leaves"][:-1]}, [KEY.public])
-    with pytest.raises(UnfedError, match="does not show"):
-        verify_absence({**proof, "absences": proof["absences"][:-1]}, [KEY.public])
-    with pytest.raises(UnfedError, match="known keys"):
-        verify_absence(proof, [SigningKey.drawn().public])
-    for name in proof:
-        with pytest.raises(UnfedError):
-            verify_absence({**proof, name: None}, [KEY.public])
-
-
-def test_a_proof_that_says_another_size_of_a_rounds_tree_is_refused(tmp_path: Path) -> None:
-    """Three leaves have the root of two, if the first of the two is a node: the proof alone cannot be asked."""
-    log, people = Log(tmp_path, "test"), Participants(tmp_path)
-    log.append(leaf(0))
-    members = [bytes([number]) * 32 for number in (1, 2, 3)]
-    told = {"at": "2026-01-01T00:00:00Z", "round": 1, "method": "not", "model": "m"}
-    log.append({"type": "round", **told, "participants": people.root(members)})
-    log.sign(KEY)
-    proof = prove_absence(log, people, b"\xff" * 32, after=0)
-    (absence,) = proof["absences"]
-    ((place, last, path),) = absence["neighbours"]
-    assert (place, len(path)) == (2, 1)
-    forged = {**absence, "size": 2, "neighbours": [[1, last, path]]}
-    assert merkle.absent(b"\xff" * 32, merkle.Absence.from_json(forged), merkle.sorted_root(members))
-    with pytest.raises(UnfedError, match="does not show"):
-        verify_absence({**proof, "absences": [forged]}, [KEY.public])
 
 
 def test_a_destroyed_secret_leaves_a_log_that_speaks_of_nobody(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import merkle
+from unfed.trust import merkle, verifier
 from unfed.trust.merkle import Frontier, leaf_hash, node_hash
 
 # The inputs and roots of the Certificate Transparency project's own tests of this tree.
@@ -45,9 +45,14 @@ def test_the_proofs_of_the_rfcs_example() -> None:
     assert merkle.inclusion(LEAVES[:7], 3) == [c, g, l]
     assert merkle.inclusion(LEAVES[:7], 4) == [f, j, k]
     assert merkle.inclusion(LEAVES[:7], 6) == [i, k]
-    assert merkle.consistency(LEAVES[:7], 3) == [c, d, g, l]
-    assert merkle.consistency(LEAVES[:7], 4) == [l]
-    assert merkle.consistency(LEAVES[:7], 6) == [i, j, k]
+
+
+def included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], top: bytes) -> bool:
+    """Whether the verifier, which is one file of its own, sees the leaf there."""
+    try:
+        return verifier.climbed(leaf, index, size, merkle.hexed(proof)) == top
+    except verifier.NotVerified:
+        return False
 
 
 def test_a_leaf_is_shown_at_its_place_and_nowhere_else() -> None:
@@ -55,23 +60,11 @@ def test_a_leaf_is_shown_at_its_place_and_nowhere_else() -> None:
         top = merkle.root(LEAVES[:size])
         for index, claimed in itertools.product(range(size), range(size)):
             proof = merkle.inclusion(LEAVES[:size], index)
-            assert merkle.included(LEAVES[index], claimed, size, proof, top) == (index == claimed)
-            assert not merkle.included(LEAVES[index], index, size, [*proof, LEAVES[0]], top)
-            assert not merkle.included(leaf_hash(b"another"), index, size, proof, top)
+            assert included(LEAVES[index], claimed, size, proof, top) == (index == claimed)
+            assert not included(LEAVES[index], index, size, [*proof, LEAVES[0]], top)
+            assert not included(leaf_hash(b"another"), index, size, proof, top)
             if proof:
-                assert not merkle.included(LEAVES[index], index, size, proof[:-1], top)
-
-
-def test_growth_is_shown_and_a_rewritten_beginning_is_not() -> None:
-    for second in range(1, 9):
-        after = merkle.root(LEAVES[:second])
-        for first in range(1, second + 1):
-            proof = merkle.consistency(LEAVES[:second], first)
-            before = merkle.root(LEAVES[:first])
-            assert merkle.consistent(first, before, second, after, proof)
-            other = merkle.root([leaf_hash(b"rewritten"), *LEAVES[1:first]])
-            assert not merkle.consistent(first, other, second, after, proof)
-            assert not merkle.consistent(first, before, second, after, [*proof, after])
+                assert not included(LEAVES[index], index, size, proof[:-1], top)
 
 
 def test_a_frontier_goes_on_with_a_list_that_it_does_not_hold() -> None:
@@ -92,11 +85,12 @@ def test_whoever_is_not_in_a_sorted_list_is_shown_to_be_absent() -> None:
                 with pytest.raises(UnfedError, match="among them"):
                     merkle.absence(present, stranger)
             else:
-                proof = merkle.Absence.from_json(merkle.absence(present, stranger).to_json())
-                assert merkle.absent(stranger, proof, top)
+                proof = merkle.absence(present, stranger).to_json()
+                assert verifier.absent(stranger, proof, {"size": count, "root": top.hex()})
             for other in present:  # no proof for one stranger hides a member
                 if stranger not in present:
-                    assert not merkle.absent(other, merkle.absence(present, stranger), top)
+                    proof = merkle.absence(present, stranger).to_json()
+                    assert not verifier.absent(other, proof, {"size": count, "root": top.hex()})
 
 
 def test_two_members_that_do_not_stand_side_by_side_hide_nobody_between_them() -> None:
@@ -104,5 +98,6 @@ def test_two_members_that_do_not_stand_side_by_side_hide_nobody_between_them() -
     leaves = [leaf_hash(one) for one in members]
     ends = tuple((place, members[place], tuple(merkle.inclusion(leaves, place))) for place in (0, 2))
     top = merkle.sorted_root(members)
-    assert all(merkle.included(leaves[place], place, 3, proof, top) for place, _, proof in ends)
-    assert not merkle.absent(members[1], merkle.Absence(3, ends), top)
+    assert all(included(leaves[place], place, 3, proof, top) for place, _, proof in ends)
+    proof = merkle.Absence(3, ends).to_json()
+    assert not verifier.absent(members[1], proof, {"size": 3, "root": top.hex()})

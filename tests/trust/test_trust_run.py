@@ -30,7 +30,7 @@ from unfed.runs.description import request_id
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
-from unfed.trust import bundle, intake, logbook, participation, request, signing
+from unfed.trust import bundle, intake, logbook, request, signing
 from unfed.trust.checking import faults_of
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
@@ -429,13 +429,8 @@ def test_the_log_tells_the_story_and_shows_that_the_leaver_took_no_part(home: Pa
     assert final["participants"]["size"] == 2
     assert faults_of(home / "run") == []
 
-    place = next(n for n, leaf in enumerate(leaves) if leaf["type"] == "request")
     me = trust.pseudonyms.known("0")
     assert me.hex() == request.acknowledged(taken.acknowledgement, [trust.operator]).pseudonym
-    proof = json.loads(json.dumps(participation.prove_absence(trust.log, trust.participants, me, place)))
-    assert participation.verify_absence(proof, [trust.operator]).rounds == 2
-    with pytest.raises(UnfedError, match="took part in round 1 of train"):
-        participation.prove_absence(trust.log, trust.participants, me, 0)
     for line in trust.log.lines:  # nobody has a name in it
         assert b'"0"' not in line and b'"client-0"' not in line
 
@@ -680,10 +675,10 @@ def test_where_a_request_stands_is_read_from_files_and_log(home: Path) -> None:
     hand_in(home, signed(home))
     run, trust = Run.open(home / "run"), TrustFolder(home / "run")
     before = intake.rows(run.folder, trust)
-    assert [(row.state, row.phase, row.agent) for row in before] == [("open", "filed", "0")]
+    assert [(row.state, row.phase, row.signed_by) for row in before] == [("open", None, "0")]
     serve(home)
     (row,) = intake.rows(run.folder, TrustFolder(home / "run"))
-    assert (row.state, row.phase, row.expected_by) == ("fulfilled", "published", before[0].expected_by)
+    assert (row.state, row.expected_by) == ("fulfilled", before[0].expected_by)
 
 
 # --- by commands ------------------------------------------------------------------------------------------------------
@@ -716,25 +711,24 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     shutil.copy(answer, kept)
     code, said, err = unfed("log", "check", run, "--kept", kept)
     assert code == 0 and "has grown from" in said, err
-    code, said, err = unfed("log", "prove", run, "--client", "0", "-o", tmp_path / "proof.json")
-    assert code == 0 and "none of the 1 rounds" in said, err
-    proof = json.loads((tmp_path / "proof.json").read_text())
-    assert participation.verify_absence(proof, [signing.public_key(tmp_path / "operator.pub")]).rounds == 1
+    assert unfed("bundle", run, "-o", tmp_path / "evidence.json")[0] == 0
+    code, said, err = unfed("verify", tmp_path / "evidence.json", "--key", tmp_path / "operator.pub")
+    assert code == 0 and "trained in none of the 1 rounds" in said, err
     assert unfed("export", run, "-o", tmp_path / "m.safetensors")[0] == 0
     assert unfed("check", run)[0] == 0
 
-    request = json.loads(proof["leaves"][0])["request"]
+    request, me = answer.stem, TrustFolder(run).pseudonyms.known("0")
     code, said, err = unfed("purge", run, "--request", request, "--dry-run")
     assert code == 0 and f"Write its evidence first, `unfed bundle {run} --request {request} -o" in said, err
     assert unfed("purge", run, "--request", request, "--quiet", "--yes")[0] == 0
     leaves = TrustFolder(run).log.leaves
     assert {"publication", "purge", "unlinked", "deny"} <= {leaf["type"] for leaf in leaves}
     assert not answer.exists()
-    code, _, err = unfed("log", "prove", run, "--client", "0", "-o", tmp_path / "more.json")
-    assert code == 2 and "destroyed by a purge" in err
+    with pytest.raises(UnfedError, match="destroyed by a purge"):
+        TrustFolder(run).pseudonyms.known("0")
     for path in (run / "trust").rglob("*"):  # nothing here ties the client to its pseudonym any more
         if path.is_file() and path.name not in ("participants.jsonl",):
-            assert proof["pseudonym"].encode() not in path.read_bytes(), path
+            assert me.hex().encode() not in path.read_bytes(), path
     assert unfed("check", run)[0] == 0
 
     lines = (run / "trust" / LOG).read_bytes().splitlines(keepends=True)
@@ -809,7 +803,8 @@ def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_
         shown = verdict(whole.to_bytes(), [trust.operator.pem])
         assert any("trained in none of the 2 rounds" in one for one in shown.proven)
         assert any("as the one in force" in one for one in shown.proven)
-    assert [row.phase for row in intake.rows(record.folder, trust)] == ["published", "published"]
+    entries = record.folder.book().entries
+    assert [intake.phase(intake.leaves_about(one, leaves)) for one in entries] == ["published", "published"]
     assert faults_of(home / "run") == []
 
 

@@ -361,13 +361,13 @@ def _open(folder: RunFolder, task: CallTask) -> None:
     mark, call = fingerprint(task.given, task.params), task.wanted.to_json()
     if (folder.path / "run.json").exists():
         found = folder.description()
-        where = _difference(found.get("call") or {}, call)
+        where = _difference(found.call or {}, call)
         if where:
             raise UnfedError(
                 f"{folder.path} belongs to a call with other arguments ({where}); repeat that call, or choose another"
                 " folder."
             )
-        if found.get("fingerprint") != mark:
+        if found.fingerprint != mark:
             raise UnfedError(
                 f"{folder.path} belongs to a call with another model or other data; repeat that call, or choose another"
                 " folder."

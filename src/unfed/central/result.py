@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from unfed import storage
+from unfed.folder.info import RunInfo
 from unfed.measures.forgotten import Forgetting
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, average_gap, reading
 from unfed.measures.trajectory import Line
 from unfed.report.sentences import fell
-from unfed.report.views import RunInfo
 from unfed.report.wording import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
@@ -37,7 +36,7 @@ class Result:
     epochs: int
     lines: Sequence[Line]
     """Every evaluated epoch of every model, as in a run folder's trajectory."""
-    info: Mapping[str, Any]
+    info: RunInfo
 
     @property
     def gap(self) -> Value:
@@ -48,7 +47,7 @@ class Result:
         """The HTML report as text; with a path it is also written there."""
         from unfed.report.html import render  # draws with matplotlib, which takes a second to import
 
-        page = render(RunInfo.of(self.info), self.lines, rule="last")
+        page = render(self.info, self.lines, rule="last")
         if path is not None:
             storage.deliver(Path(path), page.encode())
         return page
@@ -56,7 +55,7 @@ class Result:
     @property
     def forgetting(self) -> Forgetting | None:
         """Whether the model forgot: `kind` is forgotten, remembers, nothing, unseen or undecided."""
-        by_method = RunInfo.of(self.info).forgetting(str(self.after["request"]))
+        by_method = self.info.forgetting(str(self.after["request"]))
         return by_method.get(self.after["method"], {}).get(self.after["seed"])
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -109,6 +109,23 @@ def say(*sentences: str) -> None:
     """Sentences to stdout, each in a line of its own; none of what stands in them is markup."""
     for sentence in sentences:
         stdout.print(escape(sentence), soft_wrap=True)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = (), title: str = ""
+) -> None:
+    """A table to stdout, without frames; none of what stands in its cells is markup.
+
+    `right` are the columns that are aligned to the right.
+    """
+    if title:
+        stdout.print(escape(title), style="bold")
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
+    for column in columns:
+        table.add_column(escape(column), justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    stdout.print(table)
 
 
 def echo(text: str) -> None:

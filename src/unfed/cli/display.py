@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from unfed.cli.console import Console, say, stdout
+from unfed.folder.info import RequestInfo
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
-from unfed.report import RunInfo, tables
+from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.sentences import earlier_words, falls, gate_words, left_before, verdicts
 from unfed.report.tables import name_of, star
 from unfed.report.undo import ABOVE
-from unfed.report.views import GateFinding, RequestInfo
-from unfed.report.wording import CENTRAL, FEDERATED, Wording
+from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
 from unfed.requests.entry import Job
 from unfed.requests.reversible import inverse_of
 from unfed.runs.lineage import ending
@@ -61,7 +61,7 @@ class Display(QuietWatch):
 
     def __init__(self, run: Run, console: Console) -> None:
         self._console = console
-        self._words = RunInfo.of(run.description).words
+        self._words = words_of(run.description)
         jobs = run.ahead()
         self._several_seeds = len(run.config.seed_list) > 1
         self._several_requests = len({job.request for job, _ in jobs} - {None}) > 1
@@ -218,11 +218,11 @@ def is_number(text: str) -> bool:
 def headline(run: Run) -> str:
     """What is trained, on what."""
     about, config = run.description, run.config
-    many = len(about["clients"])
+    many = len(about.clients)
     held = "one holder of all data" if config.setting == "central" else f"{many} client{'s' if many != 1 else ''}"
     return (
         f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {held}, {escape(config.model.name)}"
-        f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
+        f" with {about.parameters:,} parameters; {about.engine} engine on {about.device}."
     )
 
 
@@ -230,20 +230,20 @@ def tell_results(run: Run, found: Sequence[Row], ending: Sequence[str]) -> None:
     """The table of a run that has ended, what it says, and what is still owed."""
     stdout.print()
     if found:
-        words = RunInfo.of(run.description).words
+        words = words_of(run.description)
         print_results(stdout, found, f"After the last {words.unit} (rule: last). {star(found)}.", words=words)
-    info = RunInfo.of(run.info())
+    info = run.info()
     forgot = [said for request in run.config.request_ids() for said in verdicts(info, request)]
     say(*forgot, *falls(found), *story(run), *ending)
     if not found and not run.config.request:
-        client = next(iter(run.description["clients"]), "0")
+        client = next(iter(run.description.clients), "0")
         who = ("--class", 0) if run.config.setting == "central" else ("--client", client)
         say(
             "The config names no [request], so nothing was forgotten and no method ran. Take a client or a class out"
             f" with `{run.command('forget', *who)}`."
         )
-    for request in status_of(run)["requests"]:
-        if request["owed"]:
+    for request in status_of(run).requests:
+        if request.owed:
             stdout.print(request_line(request), soft_wrap=True)
 
 
@@ -290,7 +290,7 @@ def can_be_undone(run: Run) -> list[str]:
     found = first_look(run, "not")
     if found is None:
         return []
-    turned, control = (found["measured"][who]["flip"] for who in ("unlearned", "retrain"))
+    turned, control = (found.measured[who]["flip"] for who in ("unlearned", "retrain"))
     return undone_words(turned, control, run.command("probe"))
 
 
@@ -312,7 +312,7 @@ def undone_words(turned: dict[str, Any], control: dict[str, Any], probe: str) ->
 def next_steps(run: Run) -> list[str]:
     """What a newcomer may do after the demo."""
     gone = {client for request in run.config.requests() for client in request.clients}
-    left = [client for client in run.description["clients"] if client not in gone]
+    left = [client for client in run.description.clients if client not in gone]
     out = ""
     if left and not run.folder.book().entries:
         forget = run.command("forget", "--client", "3" if "3" in left else left[0])
@@ -325,29 +325,28 @@ def next_steps(run: Run) -> list[str]:
 # --- what became of a request -----------------------------------------------------------------------------------------
 
 
-def request_line(request: Mapping[str, Any]) -> str:
+def request_line(request: RequestInfo) -> str:
     """Where a deletion request stands, and what can be done where it is owed.
 
     Each check of its gate stands in a line of its own below.
     """
-    standing = str(request["standing"])
-    about = [f"request {request['id']}: {standing}"]
-    about += [f"it takes out {request['subject']}"] if request.get("subject") else []
-    if request["state"] == "fulfilled":
-        how = "no model was made" if request.get("left_by") else f"by {name_of(str(request['method']))}"
-        about.append(f"{request['changed'] or request['created']}, {how}")
-        if request.get("purged"):
-            about.append(f"purged on {request['purged']}")
-    elif request["why"]:
-        about.append(str(request["why"]).removesuffix("."))
-    if request["state"] == "open" and request["expires"]:
-        about.append(f"to be begun by {request['expires']}")
-    if request.get("expected_by") and request["state"] not in ("fulfilled", "revoked"):
-        about.append(f"promised by {request['expected_by']}")
-    if request["owed"]:
-        about.append(f"it stays owed: {request['way_out']}")
-    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(GateFinding.of(request["gate"] or {}))]
-    return escape("; ".join(about) + ("." if request["owed"] else "") + "".join(checks))
+    about = [f"request {request.id}: {request.standing}"]
+    about += [f"it takes out {request.subject}"] if request.subject else []
+    if request.state == "fulfilled":
+        how = "no model was made" if request.left_by else f"by {name_of(str(request.method))}"
+        about.append(f"{request.changed or request.created}, {how}")
+        if request.purged:
+            about.append(f"purged on {request.purged}")
+    elif request.why:
+        about.append(request.why.removesuffix("."))
+    if request.state == "open" and request.expires:
+        about.append(f"to be begun by {request.expires}")
+    if request.expected_by and request.state not in ("fulfilled", "revoked"):
+        about.append(f"promised by {request.expected_by}")
+    if request.owed:
+        about.append(f"it stays owed: {request.way_out}")
+    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(request.gate)]
+    return escape("; ".join(about) + ("." if request.owed else "") + "".join(checks))
 
 
 def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
@@ -377,10 +376,10 @@ def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
 def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """What the new model does, whether that says that the leaver is out, and what is in force now."""
     last = lines[-1]
-    entry, words = run.queue.book.find(request), RunInfo.of(run.description).words
+    entry, words = run.queue.book.find(request), words_of(run.description)
     if entry and entry.left_by:
-        about = {**(entry.described or {}), "id": request, "left_by": entry.left_by}
-        said = left_before(RequestInfo.of(about), words)
+        asked = RequestInfo.model_validate({**(entry.described or {}), "id": request, "left_by": entry.left_by})
+        said = left_before(asked, words)
         seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
         say(f"Request {request!r} is fulfilled. {said}. Of the model in force: {seen} {trajectory.forget_of(last)}.")
     else:
@@ -395,7 +394,8 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
         say(f"Learning rate {tuned['lr']}, chosen on validation rows in {words.several(tuned['rounds'])} ({tried}).")
     if entry and (verdict := Outcome(entry, "done").verdict):
         say(verdict)
-    asked = RequestInfo.of({"id": request, **({"again": entry.again, "left_by": entry.left_by} if entry else {})})
+    again, left_by = (entry.again, entry.left_by) if entry else ({}, ())
+    asked = RequestInfo(id=request, again=again, left_by=left_by)
     before = next((line for line in lines if line["method"] == "before"), None)
     for name, shows in earlier_words(asked, before, last):
         say(f"Earlier request {name}: {shows}.")
@@ -411,7 +411,7 @@ def lasting(run: Run, request: str) -> str | None:
     by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder.book(), one))), None)
     if by is None:
         return None
-    title = run.about(by[0].method, by[0])["title"]
+    title = run.about(by[0].method, by[0]).title
     return (
         f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` has no inverse."

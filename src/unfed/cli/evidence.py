@@ -5,17 +5,29 @@ a folder `trust/`, and not before.
 """
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unfed.cli.console import echo_json, say
-from unfed.cli.options import HOW, OUTPUT, WHAT, AllowCode, Json, Quiet, RunArgument, out_option, plain_file
+from unfed.cli.options import (
+    AllowCode,
+    Json,
+    Quiet,
+    RunArgument,
+    how,
+    option,
+    out_option,
+    output,
+    plain,
+    plain_file,
+    what,
+)
 from unfed.errors import UnfedError, UnfedWarning, typed
 
 if TYPE_CHECKING:
@@ -29,18 +41,12 @@ if TYPE_CHECKING:
 
 keys_app = typer.Typer(help="Keys that sign requests, and whose they are.", no_args_is_help=True)
 request_app = typer.Typer(help="Sign a deletion request; look at a signed one.", no_args_is_help=True)
-log_app = typer.Typer(help="The log of a run: is it whole, who took no part.", no_args_is_help=True)
+log_app = typer.Typer(help="The log of a run: is it whole.", no_args_is_help=True)
 
-WHERE = "Where it listens"
-OperatorKey = Annotated[Path, typer.Option("--operator", metavar="FILE.key", help="The operator's private key.")]
+where = partial(option, "Where it listens")
+OperatorKey = Annotated[Path, plain("The operator's private key.", "--operator", metavar="FILE.key")]
 Page = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.html",
-        callback=plain_file,
-        help="Also write a page for the officer, to print.",
-        rich_help_panel=OUTPUT,
-    ),
+    Path | None, output("Also write a page for the officer, to print.", metavar="FILE.html", callback=plain_file)
 ]
 
 
@@ -82,8 +88,7 @@ def keys_roster(
     from unfed.trust.folder import TrustFolder
     from unfed.trust.log import CHECKPOINTS
 
-    described = RunFolder(run).description()
-    known = described["clients"]
+    known = RunFolder(run).description().clients
     given: dict[str, Any] = {}
     for pair in clients or ():
         name, sign, file = pair.partition("=")
@@ -111,24 +116,16 @@ def keys_roster(
 @request_app.command("sign")
 def request_sign(
     *,
-    key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
-    to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
-    log: Annotated[Path, typer.Option(metavar="FILE", help="Checkpoints of the log of the federation that it is for.")],
-    client: Annotated[
-        str | None, typer.Option(help="You: the client that asks, and leaves as a whole.", rich_help_panel=WHAT)
-    ] = None,
-    classes: Annotated[
-        list[int], typer.Option("--class", help="A class, by the operator's key only.", rich_help_panel=WHAT)
-    ] = [],  # noqa: B006
-    samples: Annotated[
-        Path | None, typer.Option(help="A CSV file `client,position` of your own samples.", rich_help_panel=WHAT)
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="The model you know of: its digest is recorded.", rich_help_panel=WHAT)
-    ] = None,
-    regime: Annotated[str, typer.Option(help="gdpr, ccpa or voluntary.")] = "gdpr",
-    again: Annotated[str | None, typer.Option(metavar="ID", help="File a request again that was refused.")] = None,
-    expires: Annotated[str | None, typer.Option(help="Until when it can be taken up; default: in 30 days.")] = None,
+    key: Annotated[Path, plain("Your private key.", metavar="FILE.key")],
+    to: Annotated[Path, plain("The operator's public key: to whom it goes.", metavar="FILE.pub")],
+    log: Annotated[Path, plain("Checkpoints of the log of the federation that it is for.", metavar="FILE")],
+    client: Annotated[str | None, what("You: the client that asks, and leaves as a whole.")] = None,
+    classes: Annotated[list[int], what("A class, by the operator's key only.", "--class")] = [],
+    samples: Annotated[Path | None, what("A CSV file `client,position` of your own samples.")] = None,
+    model: Annotated[Path | None, what("The model you know of: its digest is recorded.")] = None,
+    regime: Annotated[str, plain("gdpr, ccpa or voluntary.")] = "gdpr",
+    again: Annotated[str | None, plain("File a request again that was refused.", metavar="ID")] = None,
+    expires: Annotated[str | None, plain("Until when it can be taken up; default: in 30 days.")] = None,
     out: Annotated[Path, out_option("The signed request.")],
     as_json: Json = False,
 ) -> None:
@@ -200,9 +197,9 @@ def request_check(
 @request_app.command("revoke")
 def request_revoke(
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id, as it was signed.")],
-    client: Annotated[str, typer.Option(help="You: the client that asked.")],
-    key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
-    to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
+    client: Annotated[str, plain("You: the client that asked.")],
+    key: Annotated[Path, plain("Your private key.", metavar="FILE.key")],
+    to: Annotated[Path, plain("The operator's public key: to whom it goes.", metavar="FILE.pub")],
     out: Annotated[Path, out_option("The signed revocation.")],
 ) -> None:
     """Sign that a request is taken back.
@@ -222,7 +219,7 @@ def request_revoke(
 def request_refuse(
     run: RunArgument,
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
-    reason: Annotated[str, typer.Option(help="Why it is refused; it is signed, and goes to the client.")],
+    reason: Annotated[str, plain("Why it is refused; it is signed, and goes to the client.")],
 ) -> None:
     """Refuse a signed request, with a signed reason.
 
@@ -255,7 +252,7 @@ def _checkpoint_in(file: Path, operator: "PublicKey") -> "Checkpoint":
 @log_app.command("check")
 def log_check(
     run: RunArgument,
-    kept: Annotated[Path | None, typer.Option(help="A checkpoint or an acknowledgement that you kept.")] = None,
+    kept: Annotated[Path | None, plain("A checkpoint or an acknowledgement that you kept.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say whether the log of a run is the one that was signed for.
@@ -284,52 +281,15 @@ def log_check(
     say(f"The log of {run} has {leaves} leaves and is the one that was signed for{since}.")
 
 
-@log_app.command("prove")
-def log_prove(
-    run: RunArgument,
-    client: Annotated[str, typer.Option(help="The client that took part in no round.")],
-    out: Annotated[Path, out_option("The proof.")],
-    after: Annotated[int | None, typer.Option(help="After this leaf; default: that of the client's request.")] = None,
-) -> None:
-    """Prove that a client was asked to train in no later round.
-
-    Later than its request, or a place in the log that you name. It shows what the log says, not what a
-    server did beside its log.
-    """
-    from unfed import storage
-    from unfed.runs.run import Run
-    from unfed.trust import participation
-    from unfed.trust.folder import TrustFolder
-
-    opened, trust = Run.open(run), TrustFolder(run)
-    if after is None:
-        ids = {entry.request.id for entry in opened.folder.book().entries if client in entry.request.clients}
-        places = [
-            n
-            for n, leaf in enumerate(trust.log.leaves)
-            if leaf["type"] in ("request", "state") and leaf["request"] in ids
-        ]
-        if not places:
-            raise UnfedError(f"No request of client {client!r} stands in the log of {run}; say where with --after.")
-        after = places[0]
-    trust.log.sign(trust.key)
-    proof = participation.prove_absence(trust.log, trust.participants, trust.pseudonyms.known(client), after)
-    shown = participation.verify_absence(proof, [trust.operator])
-    storage.deliver(out, (json.dumps(proof, indent=1) + "\n").encode())
-    say(f"Client {client} was asked to train in none of the {shown.rounds} rounds after leaf {after}: {out}.")
-
-
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
 def bundle(
     run: RunArgument,
     out: Annotated[Path, out_option("The evidence bundle.")],
-    request: Annotated[
-        str | None, typer.Option(metavar="ID", help="The request that was served; default: the only one.")
-    ] = None,
+    request: Annotated[str | None, plain("The request that was served; default: the only one.", metavar="ID")] = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE.key", help="The operator's key; default: that of the run's log.")
+        Path | None, plain("The operator's key; default: that of the run's log.", metavar="FILE.key")
     ] = None,
     page: Page = None,
     as_json: Json = False,
@@ -385,11 +345,9 @@ def _public(key: Path | None) -> Path:
 
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence bundle.")],
-    key: Annotated[list[Path], typer.Option(metavar="FILE.pub", help="The operator's public key. Repeatable.")],
-    log: Annotated[
-        Path | None, typer.Option(metavar="CHECKPOINT", help="A checkpoint or acknowledgement that you kept.")
-    ] = None,
-    model: Annotated[Path | None, typer.Option(help="The model that you were given, a safetensors file.")] = None,
+    key: Annotated[list[Path], plain("The operator's public key. Repeatable.", metavar="FILE.pub")],
+    log: Annotated[Path | None, plain("A checkpoint or acknowledgement that you kept.", metavar="CHECKPOINT")] = None,
+    model: Annotated[Path | None, plain("The model that you were given, a safetensors file.")] = None,
     page: Page = None,
     as_json: Json = False,
 ) -> None:
@@ -434,40 +392,19 @@ def _write_page(path: Path, verdict: "Verdict", keys: list[str], folder: "RunFol
 
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="The loopback address to listen on.", rich_help_panel=WHERE)] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="The port; 0 takes a free one.", rich_help_panel=WHERE),
-    ] = 8640,
-    names: Annotated[
-        list[str],
-        typer.Option(
-            "--name", help="The public name that your reverse proxy passes on. Repeatable.", rich_help_panel=WHERE
-        ),
-    ] = [],  # noqa: B006
+    host: Annotated[str, where("The loopback address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, where("The port; 0 takes a free one.", min=0, max=65535)] = 8640,
+    names: Annotated[list[str], where("The public name that your reverse proxy passes on. Repeatable.", "--name")] = [],
     token: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="A file of tokens, one a line; made if it is not there.", rich_help_panel=WHERE
-        ),
+        Path | None, where("A file of tokens, one a line; made if it is not there.", metavar="FILE")
     ] = None,
-    largest: Annotated[
-        int, typer.Option(metavar="BYTES", min=1024, help="Bytes that a call may send.", rich_help_panel=WHERE)
-    ] = 1 << 20,
-    method: Annotated[str, typer.Option(help="The method that serves what comes in.", rich_help_panel=HOW)] = "sealed",
-    until: Annotated[
-        str, typer.Option(help="`recovered`, `forgotten`, rounds, or `recovered,40`.", rich_help_panel=HOW)
-    ] = "recovered",
+    largest: Annotated[int, where("Bytes that a call may send.", metavar="BYTES", min=1024)] = 1 << 20,
+    method: Annotated[str, how("The method that serves what comes in.")] = "sealed",
+    until: Annotated[str, how("`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
     together: Annotated[
-        bool,
-        typer.Option(
-            "--together", help="What waits at the same time shares one recovery, where it can.", rich_help_panel=HOW
-        ),
+        bool, how("What waits at the same time shares one recovery, where it can.", "--together")
     ] = False,
-    work: Annotated[
-        bool,
-        typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.", rich_help_panel=HOW),
-    ] = False,
+    work: Annotated[bool, how("Also serve what comes in; else `unfed resume` does.", "--work")] = False,
     allow_code: AllowCode = False,
 ) -> None:
     """Take signed requests over the network; show the queue.

@@ -3,23 +3,24 @@
 import json
 import math
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from unfed.cli.console import Console, echo_json, say, stderr, stdout
-from unfed.cli.options import HOW, AllowCode, Json, Quiet, RunArgument, Seed, Sets
+from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option
 from unfed.errors import Refused, UnfedError, counted
 
 if TYPE_CHECKING:
+    from unfed.folder.layout import Undoing
     from unfed.methods import Method
-    from unfed.report.views import ProbeResult
     from unfed.runs.probe import Step
 
-WHICH = "Which models"
+which = partial(option, "Which models")
 Number = TypeVar("Number", int, float)
 WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model before"}
 LONG = 15.0
@@ -33,49 +34,41 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     """
     from unfed.cli.display import clock_text, percent, request_line
     from unfed.cli.evidence import due_dates
-    from unfed.report import RunInfo
+    from unfed.report.wording import words_of
     from unfed.runs.run import Run
     from unfed.runs.status import status as status_of
 
     opened = Run.open(run)
     found = status_of(opened)
     due = due_dates(opened.folder.path)
-    found["requests"] = [{**request, "expected_by": due.get(request["id"])} for request in found["requests"]]
+    requests = tuple(one.model_copy(update={"expected_by": due.get(one.id)}) for one in found.requests)
+    found = replace(found, requests=requests)
     if as_json:
-        echo_json(found)
+        echo_json(found.to_json())
         return
-    stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found['state']}")
-    table, words = Table(box=None, pad_edge=False), RunInfo.of(opened.description).words
-    for column in ("job", words.unit, "test", "forget", "state"):
-        table.add_column(column, justify="left" if column in ("job", "state") else "right")
-    for job in found["jobs"]:
-        table.add_row(
-            escape(job["job"]),
-            f"{job['round']}/{job['rounds']}",
-            percent(job["test"]),
-            percent(job["forget"]),
-            words.said(job["state"]),
-        )
-    stdout.print(table)
-    for request in found["requests"]:
+    stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found.state}")
+    words = words_of(opened.description)
+    rows = [
+        (job.job, f"{job.round}/{job.rounds}", percent(job.test), percent(job.forget), words.said(job.state))
+        for job in found.jobs
+    ]
+    print_table(("job", words.unit, "test", "forget", "state"), rows, (words.unit, "test", "forget"))
+    for request in requests:
         stdout.print(request_line(request), soft_wrap=True)
-    several = len(found["in_force"]) > 1
-    for model in found["in_force"]:
-        of = f" (seed {model['seed']})" if several else ""
-        say(f"In force{of}: {model['sentence']}.")
-    if found["state"] == "running":
-        say(f"About {clock_text(found['seconds_left'])} left.")
-    elif found["state"] == "waiting":
+    for model in found.in_force:
+        of = f" (seed {model.job.seed})" if len(found.in_force) > 1 else ""
+        say(f"In force{of}: {model.sentence}.")
+    if found.state == "running":
+        say(f"About {clock_text(found.seconds_left)} left.")
+    elif found.state == "waiting":
         say(f"What waits is served by {opened.going_on}.")
-    elif found["state"] == "interrupted":
+    elif found.state == "interrupted":
         say(f"Go on with {opened.going_on}.")
 
 
 def evaluate(
     run: RunArgument,
-    model: Annotated[
-        Path | None, typer.Option(help="A safetensors file; default: the model in force.", rich_help_panel=HOW)
-    ] = None,
+    model: Annotated[Path | None, how("A safetensors file; default: the model in force.")] = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -113,10 +106,8 @@ def evaluate(
         return
     forgotten = ", ".join(r.id for r in requests) or "nothing"
     say(f"Model: {str(model) if model is not None else in_force(opened, one).sentence}.")
-    table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
-    for name, value in found.items():
-        table.add_row(name, metrics.written(name, value) if is_measured(value) else escape(str(value)))
-    stdout.print(table)
+    written = [(n, metrics.written(n, value) if is_measured(value) else str(value)) for n, value in found.items()]
+    print_table(("", ""), written, title=f"Scope: {forgotten}")
 
 
 def check(run: RunArgument, as_json: Json = False) -> None:
@@ -161,22 +152,12 @@ def refuse_damaged(run: Path) -> None:
 
 def probe(
     run: RunArgument,
-    request: Annotated[
-        str | None, typer.Option(help="Which request, by its id; default: all.", rich_help_panel=WHICH)
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Whose model; default: all but Retrain's.", rich_help_panel=WHICH)
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A coarse grid: for a first look, or a large model.", rich_help_panel=HOW)
-    ] = False,
-    rows: Annotated[
-        str | None, typer.Option(help="Rows that layers are fitted on: `100,1000`.", rich_help_panel=HOW)
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="After how many steps a fit is looked at: `100,600`.", rich_help_panel=HOW)
-    ] = None,
-    rates: Annotated[str | None, typer.Option(help="Rates of the fits: `0.002,0.0005`.", rich_help_panel=HOW)] = None,
+    request: Annotated[str | None, which("Which request, by its id; default: all.")] = None,
+    method: Annotated[str | None, which("Whose model; default: all but Retrain's.")] = None,
+    quick: Annotated[bool, how("A coarse grid: for a first look, or a large model.", "--quick")] = False,
+    rows: Annotated[str | None, how("Rows that layers are fitted on: `100,1000`.")] = None,
+    steps: Annotated[str | None, how("After how many steps a fit is looked at: `100,600`.")] = None,
+    rates: Annotated[str | None, how("Rates of the fits: `0.002,0.0005`.")] = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -189,7 +170,6 @@ def probe(
     is there: given again, the command goes on where it was.
     """
     from unfed.api import write_report
-    from unfed.report.views import ProbeResult
     from unfed.runs.probe import effort_of
     from unfed.runs.probe import probe as measure
     from unfed.runs.run import Run
@@ -200,10 +180,10 @@ def probe(
         found = measure(opened, seed, request, method, effort_of(opened, quick, *fits), said)
     report = write_report(opened)
     if as_json:
-        echo_json(found)
+        echo_json([one.to_json() for one in found])
     elif not quiet:
         for one in found:
-            _tell_undone(ProbeResult.of(one))
+            _tell_undone(one)
         say(f"Report: {report}")
 
 
@@ -253,18 +233,12 @@ class _Steps:
             self._told = time.monotonic()
 
 
-def _tell_undone(found: "ProbeResult") -> None:
+def _tell_undone(found: "Undoing") -> None:
     from unfed.report.undo import COLUMNS, grid, sentence
 
     title = f"Request {found.request}, {found.title}, seed {found.seed}"
-    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("", overflow="fold")
-    for name in COLUMNS.values():
-        table.add_column(name.format(title=escape(found.title)), justify="right")
-    body, notes = grid([found])
-    for row, cells in body:
-        table.add_row(row, *(escape(cell) for cell in cells))
-    stdout.print(table)
+    models, (body, notes) = [name.format(title=found.title) for name in COLUMNS.values()], grid([found])
+    print_table(["", *models], [(row, *cells) for row, cells in body], models, title)
     say(*notes, sentence([found]), "")
 
 
@@ -290,14 +264,12 @@ def methods(context: typer.Context, as_json: Json = False) -> None:
             }
         )
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "method", "where", "takes out", "needs"):
-        table.add_column(column)
+    rows = []
     for name, method in METHODS.items():
         takes = "anything" if len(method.scopes) == len(get_args(Kind)) else ", ".join(sorted(method.scopes))
         where = "both" if len(_where(method)) > 1 else _where(method)[0]
-        table.add_row(name, method.title, where, takes, ", ".join(sorted(method.needs)))
-    stdout.print(table)
+        rows.append((name, method.title, where, takes, ", ".join(sorted(method.needs))))
+    print_table(("name", "method", "where", "takes out", "needs"), rows)
     say("\ncentral: one model and one data set, without clients")
     say("anything: a client, a class or single samples (instances)")
     say(*(f"{need}: {says}" for need, says in NEEDS.items()))
@@ -333,18 +305,17 @@ def methods_show(
     stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
     say(f"Reference: {method.cite}")
     say(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("hyperparameter", "default", "meaning", "source"):
-        table.add_column(column)
-    for option, default, says, source in method.options():
-        table.add_row(option, escape(as_written(default)), escape(says), source)
-    stdout.print(table if method.options() else "It has no hyperparameters.")
+    options = [(own, as_written(default), says, source) for own, default, says, source in method.options()]
+    if options:
+        print_table(("hyperparameter", "default", "meaning", "source"), options)
+    else:
+        say("It has no hyperparameters.")
 
 
 @methods_app.command("check")
 def methods_check(
     where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
-    sets: Sets = [],  # noqa: B006  (typer reads the default, and no command changes it)
+    sets: Sets = [],
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:

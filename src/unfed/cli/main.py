@@ -26,6 +26,7 @@ import unfed
 from unfed import plugins
 from unfed.cli import data, evidence, flower, looking, models, paper, reports, requests, run, studies
 from unfed.cli.console import stderr
+from unfed.cli.options import plain
 from unfed.errors import UnfedError, UnfedWarning
 
 PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
@@ -160,7 +161,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def _top(version: Annotated[bool, plain("Show the version.", "--version")] = False) -> None:
     if version:
         typer.echo(f"unfed {unfed.__version__}")
         raise typer.Exit

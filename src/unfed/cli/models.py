@@ -1,31 +1,26 @@
 """The commands that work on models: `export`, `negate`, `convert`, `prune`."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from unfed.cli.console import echo_json, say
-from unfed.cli.options import Json, Quiet, RunArgument, out_option
+from unfed.cli.options import Json, Quiet, RunArgument, option, out_option, plain
 from unfed.errors import UnfedError, counted
 
 LAYERS = ["first"]
-WHICH = "Which model"
+which = partial(option, "Which model")
 
 
 def export(
     *,
     run: RunArgument,
-    method: Annotated[
-        str | None, typer.Option(help="The model that this method left; `train` for θ*.", rich_help_panel=WHICH)
-    ] = None,
-    request: Annotated[
-        str | None, typer.Option(help="Under this request, where there are several.", rich_help_panel=WHICH)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Which repetition, where a run has several.", rich_help_panel=WHICH)
-    ] = None,
+    method: Annotated[str | None, which("The model that this method left; `train` for θ*.")] = None,
+    request: Annotated[str | None, which("Under this request, where there are several.")] = None,
+    seed: Annotated[int | None, which("Which repetition, where a run has several.")] = None,
     out: Annotated[Path, out_option("The safetensors file to write.")],
 ) -> None:
     """Write a model of a run to a file.
@@ -62,9 +57,9 @@ def export(
 
 def negate(
     source: Annotated[Path, typer.Argument(metavar="IN.safetensors", help="A model file.")],
-    layers: Annotated[list[str], typer.Option(help="first, a name, a glob, an index, NAME[a:b]. Repeatable.")] = LAYERS,
-    include_bias: Annotated[bool, typer.Option("--include-bias", help="Also the bias of each chosen weight.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which tensors, and why.")] = False,
+    layers: Annotated[list[str], plain("first, a name, a glob, an index, NAME[a:b]. Repeatable.")] = LAYERS,
+    include_bias: Annotated[bool, plain("Also the bias of each chosen weight.", "--include-bias")] = False,
+    dry_run: Annotated[bool, plain("Only say which tensors, and why.", "--dry-run")] = False,
     out: Annotated[Path | None, out_option("Where the new file goes.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -121,13 +116,12 @@ def _safetensors(out: Path) -> None:
 def prune(
     run: RunArgument,
     samples: Annotated[
-        Literal["all", "last", "none"],
-        typer.Option(help="Scores of single rows to keep: all, those of each last round, or none."),
+        Literal["all", "last", "none"], plain("Scores of single rows to keep: all, those of each last round, or none.")
     ] = "last",
     states: Annotated[
-        bool, typer.Option(help="Keep a finished job's model once; with --no-states it stays in its state too.")
+        bool, plain("Keep a finished job's model once; with --no-states it stays in its state too.")
     ] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, plain("Only say what would go.", "--dry-run")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
     from unfed.runs.progress import Watch
     from unfed.runs.record import RunRecord
 
-WHAT, HOW, WHEN, OUTPUT = "What leaves", "How", "When it is done", "Output"
-"""The groups in which `--help` shows the options of most commands."""
+
+def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
+    """An option with its help, in the group of `--help` that is named."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+plain, what, how = partial(option, None), partial(option, "What leaves"), partial(option, "How")
+when, output = partial(option, "When it is done"), partial(option, "Output")
 
 
 def out_option(text: str, file: bool = True) -> Any:
     """`--out` of a command; without `file` it names a folder."""
-    return typer.Option("--out", "-o", callback=plain_file if file else None, help=text, rich_help_panel=OUTPUT)
+    return output(text, "--out", "-o", callback=plain_file if file else None)
 
 
 def plain_file(value: Path | None) -> Path | None:
@@ -56,41 +63,19 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A TOML file, or a preset such as `demo` or `cifar10-cnn`.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, output("One JSON value on stdout, for machines.", "--json")]
+Quiet = Annotated[bool, output("No progress, no table.", "--quiet", "-q")]
 Track = Annotated[
-    list[str],
-    typer.Option(
-        "--track",
-        help="Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.",
-        rich_help_panel=OUTPUT,
-    ),
+    list[str], output("Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.", "--track")
 ]
-Methods = Annotated[
-    str | None, typer.Option(help="Methods instead of the config's: `not,ft,retrain`.", rich_help_panel=HOW)
-]
-MethodsOrAll = Annotated[
-    str | None,
-    typer.Option("--methods", help="Methods instead of the config's: `not,ft`, or `all`.", rich_help_panel=HOW),
-]
-Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.", rich_help_panel=HOW)]
-Budget = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="When this time is up, save and stop: `90s`, `9m`, `1.5h`.", rich_help_panel=HOW),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=HOW)]
-Sets = Annotated[
-    list[str],
-    typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.", rich_help_panel=HOW),
-]
+Methods = Annotated[str | None, how("Methods instead of the config's: `not,ft,retrain`.")]
+MethodsOrAll = Annotated[str | None, how("Methods instead of the config's: `not,ft`, or `all`.", "--methods")]
+Seed = Annotated[int | None, how("Which repetition, where a run has several.")]
+Budget = Annotated[str | None, how("When this time is up, save and stop: `90s`, `9m`, `1.5h`.", metavar="TIME")]
+Device = Annotated[str | None, how("auto, cpu, cuda, cuda:N or mps.")]
+Sets = Annotated[list[str], how("Change a config key: `--set training.rounds=20`. Repeatable.", "--set")]
 AllowCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code",
-        callback=_allow,
-        help="Run the code that the config or the run folder names.",
-        rich_help_panel=HOW,
-    ),
+    bool, how("Run the code that the config or the run folder names.", "--allow-code", callback=_allow)
 ]
 
 

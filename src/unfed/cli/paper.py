@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from unfed.cli.console import echo_json, stdout
+from unfed.cli.console import echo_json, print_table, stdout
 from unfed.cli.options import (
-    HOW,
-    OUTPUT,
     AllowCode,
     Budget,
     Json,
     Quiet,
     Sets,
+    how,
     moment_of,
     out_option,
+    output,
     resumable,
     watched_until,
 )
@@ -34,16 +33,11 @@ if TYPE_CHECKING:
 
 def paper(
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM …]", help="table-1, figure-4, …; all.")] = None,
-    scale: Annotated[
-        str,
-        typer.Option(help="digits: minutes each. paper: its own data and models, a GPU.", rich_help_panel=HOW),
-    ] = "digits",
-    sets: Sets = [],  # noqa: B006
+    scale: Annotated[str, how("digits: minutes each. paper: its own data and models, a GPU.")] = "digits",
+    sets: Sets = [],
     budget: Budget = None,
     allow_code: AllowCode = False,
-    show: Annotated[
-        bool, typer.Option("--list", help="Name the items with their runs, and stop.", rich_help_panel=OUTPUT)
-    ] = False,
+    show: Annotated[bool, output("Name the items with their runs, and stop.", "--list")] = False,
     out: Annotated[Path | None, out_option("For runs, files and the page; default paper/SCALE.", file=False)] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -89,9 +83,5 @@ def _show(wanted: list["Item"], scale: str, as_json: bool) -> None:
             )
         )
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("item", "what", "runs"):
-        table.add_column(column)
-    for item in wanted:
-        table.add_row(item.id, item.title, "; ".join(f"{s.name} ({s.preset})" for s in item.runs[scale]))
-    stdout.print(table)
+    rows = [(i.id, i.title, "; ".join(f"{s.name} ({s.preset})" for s in i.runs[scale])) for i in wanted]
+    print_table(("item", "what", "runs"), rows)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from unfed.cli.console import echo, say
-from unfed.cli.options import RunArgument, out_option, plain_file
+from unfed.cli.options import RunArgument, out_option, plain, plain_file
 from unfed.errors import UnfedError, UnfedWarning, nearest
 
 if TYPE_CHECKING:
@@ -25,13 +25,9 @@ DEPTH = 4
 
 def report(
     run: RunArgument,
-    kind: Annotated[
-        str, typer.Option("--format", help="html, md, latex, csv or json; svg or pdf for every figure.")
-    ] = "html",
-    rule: Annotated[str, typer.Option(help="Which table is in front: last, recovered or best-gap.")] = "last",
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="With csv: every evaluated round, not one line per method.")
-    ] = False,
+    kind: Annotated[str, plain("html, md, latex, csv or json; svg or pdf for every figure.", "--format")] = "html",
+    rule: Annotated[str, plain("Which table is in front: last, recovered or best-gap.")] = "last",
+    rounds: Annotated[bool, plain("With csv: every evaluated round, not one line per method.", "--rounds")] = False,
     out: Annotated[
         Path | None,
         out_option("A file; for svg and pdf a folder. Default: RUN/report.html, stdout, or RUN-figures.", file=False),
@@ -77,11 +73,12 @@ def report(
 
 def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
     from unfed.api import results
-    from unfed.report import RunInfo, tables
+    from unfed.report import tables
+    from unfed.report.wording import words_of
 
     found = results(run, rule)
     if kind in ("md", "latex"):
-        return (tables.markdown if kind == "md" else tables.latex)(found, words=RunInfo.of(run.description).words)
+        return (tables.markdown if kind == "md" else tables.latex)(found, words=words_of(run.description))
     if kind == "csv":
         return tables.csv_text(run.lines() if rounds else tables.records(found))
     told = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
@@ -90,9 +87,9 @@ def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
 
 def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
     from unfed.folder.carriers import hand_out
-    from unfed.report import RunInfo, figures
+    from unfed.report import figures
 
-    drawn = figures.pictures(RunInfo.of(run.info()), run.lines(), rule)
+    drawn = figures.pictures(run.info(), run.lines(), rule)
     if not drawn:
         raise UnfedError(f"{run.folder.path} has no evaluated round to draw yet; go on with {run.going_on}.")
     if folder.exists() and not folder.is_dir():
@@ -106,20 +103,19 @@ def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
 def _old_evidence(run: Path, out: Path | None, kind: str) -> None:
     from unfed import storage
     from unfed.folder.old_evidence import OldEvidence
-    from unfed.report import RunInfo
     from unfed.report.html import render
 
     if kind != "html":
         raise UnfedError(f"{run} is evidence of an earlier version, which is shown as a page; leave --format out.")
     info, lines = OldEvidence.of(run).as_run(run.resolve().name)
-    storage.write_bytes(out or run / "report.html", render(RunInfo.of(info), lines).encode())
+    storage.write_bytes(out or run / "report.html", render(info, lines).encode())
     say(f"Report: {out or run / 'report.html'}")
 
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN RUN …", help="Two run folders or more.")] = None,
-    kind: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
-    rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
+    kind: Annotated[str, plain("html, md, latex or csv.", "--format")] = "html",
+    rule: Annotated[str, plain("best-gap, recovered or last.")] = "best-gap",
     out: Annotated[Path | None, out_option("Default: compare.html here; tables to stdout.")] = None,
 ) -> None:
     """Several runs in one report, and in what they differ."""
@@ -189,7 +185,6 @@ def folders(where: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def _listed(folder: Path, base: Path, page: Path) -> "ListedRun":
-    from unfed.report import RunInfo
     from unfed.report.compare import ListedRun
     from unfed.runs.run import Run
     from unfed.runs.status import status
@@ -198,8 +193,8 @@ def _listed(folder: Path, base: Path, page: Path) -> "ListedRun":
     try:
         run = Run.open(folder)
         stands = status(run)
-        told = {**run.info(), "in_force": stands["in_force"]}
-        return ListedRun(name, RunInfo.of(told), run.lines(), _link(folder / "report.html", page), stands["state"])
+        about = run.info().model_copy(update={"in_force": stands.in_force})
+        return ListedRun(name, about, run.lines(), _link(folder / "report.html", page), stands.state)
     except UnfedError as error:
         return ListedRun(name, error=str(error))
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from unfed.cli.console import echo_json, say, stdout
-from unfed.cli.options import HOW, WHAT, WHEN, AllowCode, Json, Quiet, RunArgument, Seed, resumable
+from unfed.cli.console import echo_json, print_table, say, stdout
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, how, plain, resumable, what, when
 from unfed.errors import Refused, UnfedError
 
 if TYPE_CHECKING:
@@ -27,94 +27,39 @@ if TYPE_CHECKING:
 
 def forget(
     run: RunArgument,
-    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.", rich_help_panel=WHAT)] = [],  # noqa: B006
-    classes: Annotated[
-        list[int], typer.Option("--class", help="A class to forget. Repeatable.", rich_help_panel=WHAT)
-    ] = [],  # noqa: B006
-    samples: Annotated[
-        Path | None, typer.Option(help="A CSV file of samples: `row`, or `client,position`.", rich_help_panel=WHAT)
-    ] = None,
-    deleted: Annotated[
-        bool,
-        typer.Option("--deleted", help="The data is gone: no client is asked to train on it.", rich_help_panel=WHAT),
-    ] = False,
-    signed: Annotated[
-        Path | None,
-        typer.Option("--request", metavar="FILE", help="A signed request says what leaves.", rich_help_panel=WHAT),
-    ] = None,
-    opening: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Opens a signed request's commitment to its samples.", rich_help_panel=WHAT),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--id", help="The request's id. Alone, it tries a known request again.", rich_help_panel=WHAT),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="See `unfed methods`. Default: as last time, else a tuned `retrain`.", rich_help_panel=HOW),
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="The method's layers, with commas: `conv1,conv2`.", rich_help_panel=HOW)
-    ] = None,
-    sets: Annotated[
-        list[str],
-        typer.Option("--set", help="A hyperparameter of the method: `KEY=VALUE`. Repeatable.", rich_help_panel=HOW),
-    ] = [],  # noqa: B006
+    client: Annotated[list[str], what("A client that leaves. Repeatable.")] = [],
+    classes: Annotated[list[int], what("A class to forget. Repeatable.", "--class")] = [],
+    samples: Annotated[Path | None, what("A CSV file of samples: `row`, or `client,position`.")] = None,
+    deleted: Annotated[bool, what("The data is gone: no client is asked to train on it.", "--deleted")] = False,
+    signed: Annotated[Path | None, what("A signed request says what leaves.", "--request", metavar="FILE")] = None,
+    opening: Annotated[Path | None, what("Opens a signed request's commitment to its samples.", metavar="FILE")] = None,
+    name: Annotated[str | None, what("The request's id. Alone, it tries a known request again.", "--id")] = None,
+    method: Annotated[str | None, how("See `unfed methods`. Default: as last time, else a tuned `retrain`.")] = None,
+    layers: Annotated[str | None, how("The method's layers, with commas: `conv1,conv2`.")] = None,
+    sets: Annotated[list[str], how("A hyperparameter of the method: `KEY=VALUE`. Repeatable.", "--set")] = [],
     together: Annotated[
-        bool,
-        typer.Option(
-            "--together",
-            help="Share one recovery with other requests that wait. File each with --together --wait.",
-            rich_help_panel=HOW,
-        ),
+        bool, how("Share one recovery with other requests that wait. File each with --together --wait.", "--together")
     ] = False,
     seed: Seed = None,
     allow_code: AllowCode = False,
     until: Annotated[
         str | None,
-        typer.Option(
-            help="`recovered`, `forgotten`, `recovered,forgotten` or a number of rounds; `forgotten,40` stops after 40."
-            " Default: as last time, else `recovered`.",
-            rich_help_panel=WHEN,
+        when(
+            "`recovered`, `forgotten`, `recovered,forgotten` or a number of rounds; `forgotten,40` stops after 40."
+            " Default: as last time, else `recovered`."
         ),
     ] = None,
-    within: Annotated[
-        float | None,
-        typer.Option(help="Recovered: so many points of validation accuracy may be missing.", rich_help_panel=WHEN),
-    ] = None,
+    within: Annotated[float | None, when("Recovered: so many points of validation accuracy may be missing.")] = None,
     max_drop: Annotated[
-        float | None,
-        typer.Option(
-            help="The gate: the new model may lose so many points of validation accuracy.", rich_help_panel=WHEN
-        ),
+        float | None, when("The gate: the new model may lose so many points of validation accuracy.")
     ] = None,
-    accept: Annotated[
-        bool,
-        typer.Option(
-            "--accept",
-            help="Put the model in force even if the gate refuses it; recorded.",
-            rich_help_panel=WHEN,
-        ),
-    ] = False,
-    expires: Annotated[
-        str | None, typer.Option(help="A date by which it must be begun: `2026-01-31`.", rich_help_panel=WHEN)
-    ] = None,
+    accept: Annotated[bool, when("Put the model in force even if the gate refuses it; recorded.", "--accept")] = False,
+    expires: Annotated[str | None, when("A date by which it must be begun: `2026-01-31`.")] = None,
     wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait",
-            help="Only file it. The leaver is out of training; `unfed resume` serves it later.",
-            rich_help_panel=WHEN,
-        ),
+        bool, when("Only file it. The leaver is out of training; `unfed resume` serves it later.", "--wait")
     ] = False,
     plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan",
-            help="Show what each method would cost and whether it lasts. Nothing is run or filed.",
-            rich_help_panel=HOW,
-        ),
+        bool, how("Show what each method would cost and whether it lasts. Nothing is run or filed.", "--plan")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -142,7 +87,7 @@ def forget(
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
-    _one_client_each(client, [str(one) for one in opened.description.get("clients") or ()])
+    _one_client_each(client, opened.description.clients)
     if signed is not None:
         wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         name, sentence = received(opened, signed, opening, (method, until, seed, wanted))
@@ -186,23 +131,19 @@ def forget(
 
 def _tell_plan(offers: "list[Offer]", as_json: bool) -> None:
     """A line for each method that could serve the request, and a sentence for each that could not."""
-    from rich.table import Table
-
     from unfed.cli.display import percent
     from unfed.report.wording import bytes_text, seconds_text
 
     if as_json:
         echo_json([asdict(one) for one in offers])
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("method", "rounds", "bytes", "time", "test", "lasts", "needs"):
-        table.add_column(column, justify="right" if column in ("rounds", "bytes", "time", "test") else "left")
+    rows, numbers = [], ("rounds", "bytes", "time", "test")
     for one in offers:
         if not one.refused:
             costs = (bytes_text(one.bytes) if one.bytes else "-"), (seconds_text(one.seconds) if one.seconds else "-")
             shown = (percent(one.accuracy), one.lasts, ", ".join(one.needs) or "-")
-            table.add_row(one.method, str(one.rounds), *costs, *shown)
-    stdout.print(table)
+            rows.append((one.method, str(one.rounds), *costs, *shown))
+    print_table(("method", *numbers, "lasts", "needs"), rows, numbers)
     say(
         "`default` is a tuned Retrain. Rounds are at most; bytes and time are what the training took for so many"
         " rounds; test is the accuracy of its last model here. `unfed probe` tests whether a model lasts."
@@ -220,7 +161,7 @@ def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
 
 
-def _one_client_each(asked: list[str], there: list[str]) -> None:
+def _one_client_each(asked: list[str], there: Sequence[str]) -> None:
     """Refuse several clients in one option; who is not in the run is refused where the request is filed."""
     for one in asked:
         parts = [part.strip() for part in one.split(",")]
@@ -286,7 +227,7 @@ def withdraw(
     run: RunArgument,
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
     revocation: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The signed revocation by the client that signed the request.")
+        Path | None, plain("The signed revocation by the client that signed the request.", metavar="FILE")
     ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -320,9 +261,9 @@ def withdraw(
 
 def purge(
     run: RunArgument,
-    request: Annotated[str, typer.Option(help="A fulfilled request, by its id; see `unfed status`.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")] = False,
+    request: Annotated[str, plain("A fulfilled request, by its id; see `unfed status`.")],
+    dry_run: Annotated[bool, plain("Only say what would go.", "--dry-run")] = False,
+    yes: Annotated[bool, plain("Do not ask; for scripts.", "--yes", "-y")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -419,7 +360,7 @@ def _by_folder(gone: Sequence["Tombstone"]) -> list[str]:
 
 def lineage(
     run: RunArgument,
-    affected: Annotated[str, typer.Option(metavar="CLIENT", help="The client whose traces are looked for.")],
+    affected: Annotated[str, plain("The client whose traces are looked for.", metavar="CLIENT")],
     as_json: Json = False,
 ) -> None:
     """List everything that still carries a client.

@@ -5,12 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.markup import escape
 
 from unfed.cli.console import echo_json, say, stderr, stdout
 from unfed.cli.options import (
-    HOW,
     AllowCode,
     Budget,
     ConfigArgument,
@@ -22,6 +20,7 @@ from unfed.cli.options import (
     Sets,
     Track,
     chosen,
+    how,
     moment_of,
     out_option,
     read_config,
@@ -37,11 +36,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    methods: Annotated[
-        str | None, typer.Option(help="`all`, or names with commas; default not,ft,retrain.", rich_help_panel=HOW)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed gives another federation.", rich_help_panel=HOW)] = 0,
-    sets: Sets = [],  # noqa: B006  (typer reads the default, and no command changes it)
+    methods: Annotated[str | None, how("`all`, or names with commas; default not,ft,retrain.")] = None,
+    seed: Annotated[int, how("Another seed gives another federation.")] = 0,
+    sets: Sets = [],
     device: Device = None,
     allow_code: AllowCode = False,
     out: Annotated[Path | None, out_option("Where the run folder goes; default runs/demo.", file=False)] = None,
@@ -70,16 +67,15 @@ def demo(
 def run(
     config: ConfigArgument,
     methods: Methods = None,
-    sets: Sets = [],  # noqa: B006
+    sets: Sets = [],
     device: Device = None,
     budget: Budget = None,
     operator: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.key", help="Keep a log of who took part, signed by this key.", rich_help_panel=HOW),
+        Path | None, how("Keep a log of who took part, signed by this key.", metavar="FILE.key")
     ] = None,
     allow_code: AllowCode = False,
     out: Annotated[Path | None, out_option("Where the run folder goes; default runs/NAME.", file=False)] = None,
-    track: Track = [],  # noqa: B006
+    track: Track = [],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -105,12 +101,9 @@ def run(
 def resume(
     run: RunArgument,
     budget: Budget = None,
-    back: Annotated[
-        bool,
-        typer.Option("--back", help="First go back to the last good state of a spoiled training.", rich_help_panel=HOW),
-    ] = False,
+    back: Annotated[bool, how("First go back to the last good state of a spoiled training.", "--back")] = False,
     allow_code: AllowCode = False,
-    track: Track = [],  # noqa: B006
+    track: Track = [],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -157,7 +150,7 @@ def _say_that_it_exists(run: "Run", silent: bool) -> None:
     from unfed.report.wording import date_text
     from unfed.runs.status import status
 
-    state, where = status(run)["state"], run.folder.path
+    state, where = status(run).state, run.folder.path
     if state == "running":
         raise UnfedError(
             f"{where} holds this very run, and another process is at work in it; see `{run.command('status')}`, or"
@@ -165,7 +158,7 @@ def _say_that_it_exists(run: "Run", silent: bool) -> None:
         )
     if silent:
         return
-    since = date_text(str(run.info().get("created", "")))
+    since = date_text(run.description.created)
     done = "nothing is trained again" if state == "finished" else "it goes on where it was"
     stderr.print(
         f"[bold yellow]note:[/bold yellow] {escape(str(where))} holds this very run ({since}, {state}); {done}. To"

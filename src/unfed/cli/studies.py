@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from unfed.cli.console import Console, echo_json, say, stderr, stdout
+from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
 from unfed.cli.options import (
-    HOW,
-    OUTPUT,
     AllowCode,
     ConfigArgument,
     Device,
@@ -22,7 +19,10 @@ from unfed.cli.options import (
     Quiet,
     Sets,
     chosen,
+    how,
     out_option,
+    output,
+    plain,
     read_config,
     read_with_methods,
     resumable,
@@ -32,19 +32,14 @@ from unfed.errors import UnfedError, counted
 
 if TYPE_CHECKING:
     from unfed.config.config import Config
+    from unfed.folder.judged import Judged
     from unfed.measures.population.store import Accuracy, Population
-    from unfed.report.views import JudgedPopulation
     from unfed.runs.run import Run
     from unfed.studies.grid import Said
     from unfed.studies.stress import HarmLeft
     from unfed.studies.sweep import Axis, Member
 
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        help="How many at once; default: one per core where each computes on one thread.", rich_help_panel=HOW
-    ),
-]
+Jobs = Annotated[int | None, how("How many at once; default: one per core where each computes on one thread.")]
 BESIDE = 3
 """So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
 
@@ -55,21 +50,14 @@ BESIDE = 3
 def sweep(
     config: ConfigArgument,
     over: Annotated[
-        list[str],
-        typer.Option(
-            "--over", help="A key and its values: `seed=0,1,2`. Repeatable; all combinations run.", rich_help_panel=HOW
-        ),
-    ] = [],  # noqa: B006  (typer reads the default, and no command changes it)
+        list[str], how("A key and its values: `seed=0,1,2`. Repeatable; all combinations run.", "--over")
+    ] = [],
     methods: Methods = None,
     jobs: Jobs = None,
-    sets: Sets = [],  # noqa: B006
+    sets: Sets = [],
     allow_code: AllowCode = False,
-    rule: Annotated[
-        str, typer.Option(help="The table's rule: best-gap, recovered or last.", rich_help_panel=OUTPUT)
-    ] = "last",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say which runs there would be.", rich_help_panel=OUTPUT)
-    ] = False,
+    rule: Annotated[str, output("The table's rule: best-gap, recovered or last.")] = "last",
+    dry_run: Annotated[bool, output("Only say which runs there would be.", "--dry-run")] = False,
     out: Annotated[Path | None, out_option("Where the runs go; default runs/NAME-sweep.", file=False)] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -150,13 +138,11 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
     from unfed import storage
     from unfed.api import enter_comparison
     from unfed.cli.display import print_results
-    from unfed.report import RunInfo
-    from unfed.report.compare import Compared, compared_rows, render, words_of
+    from unfed.report.compare import Compared, compared_rows, render, shared_words
     from unfed.report.tables import star
     from unfed.studies import sweep as sweeping
 
-    merged = {name: sweeping.merged(members) for name, members in groups.items()}
-    shown = [Compared(name, RunInfo.of(info), lines) for name, (info, lines) in merged.items()]
+    shown = [Compared(name, *sweeping.merged(members)) for name, members in groups.items()]
     shown = [one for one in shown if one.lines]
     if len(shown) < 2:
         return None
@@ -166,7 +152,7 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
     storage.deliver(page, data)
     if not silent:
         found = compared_rows(shown, rule)
-        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", words_of(shown))
+        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", shared_words(shown))
         stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
     return page
 
@@ -176,27 +162,14 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
 
 def population(
     config: ConfigArgument,
-    models: Annotated[
-        int | None,
-        typer.Option(help="Models of each kind; default 64, with --cases 4. An attack needs 32.", rich_help_panel=HOW),
-    ] = None,
+    models: Annotated[int | None, how("Models of each kind; default 64, with --cases 4. An attack needs 32.")] = None,
     methods: MethodsOrAll = None,
-    tune: Annotated[
-        str | None,
-        typer.Option(
-            help="Tune these methods on the first half: `not,ft`, or `all` that are there.", rich_help_panel=HOW
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(help="With --tune: how many for every method.", rich_help_panel=HOW)] = 20,
-    trial_models: Annotated[int, typer.Option(help="With --tune: models in each trial.", rich_help_panel=HOW)] = 4,
-    cases: Annotated[
-        str | None,
-        typer.Option(help="Harder forget sets instead: `backdoor,camouflage`, or `all`.", rich_help_panel=HOW),
-    ] = None,
-    bound: Annotated[
-        float, typer.Option(help="With --cases: above this harm, in percent, a method fails.", rich_help_panel=HOW)
-    ] = 10.0,
-    sets: Sets = [],  # noqa: B006
+    tune: Annotated[str | None, how("Tune these methods on the first half: `not,ft`, or `all` that are there.")] = None,
+    trials: Annotated[int, how("With --tune: how many for every method.")] = 20,
+    trial_models: Annotated[int, how("With --tune: models in each trial.")] = 4,
+    cases: Annotated[str | None, how("Harder forget sets instead: `backdoor,camouflage`, or `all`.")] = None,
+    bound: Annotated[float, how("With --cases: above this harm, in percent, a method fails.")] = 10.0,
+    sets: Sets = [],
     device: Device = None,
     jobs: Jobs = None,
     allow_code: AllowCode = False,
@@ -293,22 +266,16 @@ class _Bar:
 def _show_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
     about = found.about
     title = f"{about.name}, request {about.request}: {about.models} models of each kind, mean ± std over training seeds"
-    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("accuracy in %")
-    for group in about.groups:
-        table.add_column(group, justify="right")
-    for row in rows:
-        cells = [f"{row.mean[group]:.1f} ± {row.std[group]:.1f}" for group in about.groups]
-        table.add_row(escape(row.kind), *cells)
-    stdout.print(table)
+    cells = [(row.kind, *(f"{row.mean[group]:.1f} ± {row.std[group]:.1f}" for group in about.groups)) for row in rows]
+    print_table(("accuracy in %", *about.groups), cells, about.groups, title)
     stdout.print(f"Population: [bold]{escape(str(found.folder))}[/bold]", soft_wrap=True)
 
 
 def judge(
     population: Annotated[Path, typer.Argument(metavar="POPULATION", help="A folder of `unfed population`.")],
-    run: Annotated[Path | None, typer.Option(help="A run of the same config, whose report shows it too.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the draws: wider rounding, for a look.")] = False,
-    jobs: Annotated[int | None, typer.Option(help="Methods at once; default: one per core.")] = None,
+    run: Annotated[Path | None, plain("A run of the same config, whose report shows it too.")] = None,
+    quick: Annotated[bool, plain("A fifth of the draws: wider rounding, for a look.", "--quick")] = False,
+    jobs: Annotated[int | None, plain("Methods at once; default: one per core.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -317,11 +284,11 @@ def judge(
     It says whether a method remembers, whether it is unfinished, and how sure that is. Half of the models are fitted
     on, the other half is judged, beside Retrain against Retrain.
     """
-    from unfed import storage
+    from unfed import records, storage
     from unfed.api import write_report
+    from unfed.folder.judged import Judged
     from unfed.measures.population import store
     from unfed.report.html import population_page
-    from unfed.report.views import JudgedPopulation
     from unfed.runs.run import Run
     from unfed.studies.judging import QUICK, judged, put_into
 
@@ -330,32 +297,28 @@ def judge(
     if not (as_json or quiet):
         stderr.print(f"Judging {found.about.models} models of each kind …", soft_wrap=True)
     whole = judged(found, QUICK if quick else None, jobs)
-    report = population / "report.html"
-    storage.write_bytes(report, population_page(JudgedPopulation.of(whole)).encode())
+    found_out, report = records.read(Judged, whole, str(population)), population / "report.html"
+    storage.write_bytes(report, population_page(found_out).encode())
     if opened is not None:
         put_into(opened, found, whole)
         report = write_report(opened)
     if as_json:
         echo_json(whole)
     elif not quiet:
-        _show_judged(JudgedPopulation.of(whole))
+        _show_judged(found_out)
         say(f"Report: {report}")
 
 
-def _show_judged(whole: "JudgedPopulation") -> None:
+def _show_judged(whole: "Judged") -> None:
     from unfed.report.how_sure import COLUMNS, about_tuning, answer_sentences, grid
 
     (*methods, own), notes = grid(whole)
     say(*answer_sentences(whole))
     for first in range(0, len(methods), BESIDE):
         some = [*methods[first : first + BESIDE], own]
-        table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for title, _ in some:
-            table.add_column(escape(title), justify="right")
-        for i, column in enumerate(COLUMNS):
-            table.add_row(column.title, *(escape(cells[i]) for _, cells in some))
-        stdout.print(table)
+        titles = [title for title, _ in some]
+        rows = [(column.title, *(cells[i] for _, cells in some)) for i, column in enumerate(COLUMNS)]
+        print_table(["", *titles], rows, titles)
     say(*notes, *about_tuning(whole))
 
 
@@ -389,14 +352,9 @@ def _show_harm(cells: list["HarmLeft"], models: int, bound: float, folder: Path,
         " In parentheses: accuracy on test rows."
     )
     say(title)  # as a table's own title it would be as narrow as the table
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for case in cases:
-        table.add_column(case, justify="right", overflow="fold")
     by_place = {(cell.kind, cell.case): cell for cell in cells}
-    for kind in dict.fromkeys(cell.kind for cell in cells):
-        table.add_row(escape(kind), *(_cell(by_place.get((kind, case))) for case in cases))
-    stdout.print(table)
+    kinds = dict.fromkeys(cell.kind for cell in cells)
+    print_table(["", *cases], [(kind, *(_cell(by_place.get((kind, case))) for case in cases)) for kind in kinds], cases)
     for case in cases:
         failing = [cell.kind for cell in cells if cell.case == case and cell.fails and cell.kind != "before"]
         verdict = f"fail: {', '.join(failing)}" if failing else "no method fails"
@@ -417,6 +375,8 @@ def _tune(
     config: "Config", found: "Population", methods: str, trials: int, models: int, jobs: int | None, silent: bool
 ) -> list[dict[str, Any]]:
     """Choose hyperparameters, and say of every trial what it showed."""
+    from unfed import records
+    from unfed.folder.judged import TunedBy
     from unfed.measures.population.store import BEFORE, RETRAIN
     from unfed.report.how_sure import tuned_words
     from unfed.studies.judging import title_of
@@ -437,5 +397,6 @@ def _tune(
     tuned = tune(config, found, names, TuningBudget(trials, models), said, jobs)
     if not silent:
         for name, how in zip(names, tuned, strict=True):
-            say(tuned_words(title_of(name), how), f"Kept as {tuned_label(name)}.")
+            by = records.read(TunedBy, how, tuned_label(name))
+            say(tuned_words(title_of(name), by), f"Kept as {tuned_label(name)}.")
     return tuned

@@ -38,7 +38,7 @@ from unfed.flower.wire import from_arrays
 from unfed.folder import undo_results
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, last_starts, model_notes, noted, start_on
-from unfed.folder.layout import ClientList, client_list, names_of
+from unfed.folder.layout import ClientList, Description, client_list, names_of
 from unfed.folder.old_evidence import FILE
 from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
@@ -170,7 +170,7 @@ class AppLedger:
                 f"{self.path} holds evidence of an earlier version; give ledger a new folder, and keep its leavers out"
                 f" with exclude=[…, denied({str(self.path)!r})]."
             )
-        if self.there and not self.folder.description().get("app"):
+        if self.there and not self.folder.description().app:
             raise UnfedError(f"{self.path} is a run of unfed's own, and no app's ledger; give ledger another folder.")
         if not self.there and not self.folder.vacant():
             raise UnfedError(f"{self.path} is there already, and no ledger; give ledger another folder.")
@@ -332,26 +332,26 @@ class AppLedger:
         log.info("unfed: going on after round %d, kept in %s", self.turn.round, self.path)
         return saved[0].params, self.turn.round
 
-    def _description(self, strategy: str, before: Params, deny: Before) -> dict[str, Any]:
+    def _description(self, strategy: str, before: Params, deny: Before) -> Description:
         """What `run.json` says: of data and model there is nothing to say."""
         name = re.sub(r"[^\w .,;=+@()\[\]-]", "-", self.path.resolve().name)[:80].lstrip(" .,;=+@()[]-") or "ledger"
         own = {"name": "the app's own"}
         deny_list = {"clients": sorted(deny.clients), "classes": list(deny.classes)}
         config = Config.parse({"name": name, "data": own, "model": own, "methods": {"run": []}, "deny": deny_list})
-        return {
-            "name": name,
-            "created": now(),
-            "config": config.to_json(),
-            "app": {"strategy": strategy},
-            "seeds": [SEED],
-            "clients": [],
-            "versions": dict(versions()),
-            "hardware": hardware(torch.device("cpu")),
-            "device": "cpu",
-            "engine": "flower",
-            "parameters": sum(tensor.numel() for tensor in before.values()),
-            "requests": [],
-        }
+        return Description(
+            name=name,
+            created=now(),
+            config=config.to_json(),
+            app={"strategy": strategy},
+            seeds=(SEED,),
+            clients=(),
+            versions=dict(versions()),
+            hardware=hardware(torch.device("cpu")),
+            device="cpu",
+            engine="flower",
+            parameters=sum(tensor.numel() for tensor in before.values()),
+            requests=(),
+        )
 
     def _note(self, names: Mapping[str, Collection[str]]) -> None:
         """Write down every name that each client goes by."""

@@ -149,8 +149,8 @@ class Carrier:
     """Which group of tensors, or of which request, where the rest of the file does not carry it."""
 
 
-def influence(folder: RunFolder, book: Book) -> list[dict[str, str]]:
-    """Every file that still carries what a request takes out, and how: {request, file, what}."""
+def influence(folder: RunFolder, book: Book) -> list[Carrier]:
+    """Every file that still carries what a request takes out, and how."""
     found: list[Carrier] = []
     config = book.config
     for entry in (one for one in book.entries if one.accepted):
@@ -160,7 +160,7 @@ def influence(folder: RunFolder, book: Book) -> list[dict[str, str]]:
         for seed in config.seed_list:
             clean = {Job(seed, own, label).path for own in compared[i:] for label in config.methods.run}
             found += _Look(folder, seed, name, request.clients, clean).all()
-    return [{"request": one.request, "file": one.file, "what": one.what} for one in found]
+    return found
 
 
 def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:

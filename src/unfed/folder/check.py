@@ -49,7 +49,7 @@ def check(folder: RunFolder) -> Found:
     description = _told(found, folder.description)
     if description is None:
         return found
-    _told(found, lambda: Config.kept(description["config"], str(folder.path / "run.json")))
+    _told(found, lambda: Config.kept(description.config, str(folder.path / "run.json")))
     buried = _told(found, lambda: books.tombstones(folder.path)) or {}
     filed = _told(found, lambda: books.filed_list(folder.path))
     entries = _told(found, folder.filed)
@@ -71,7 +71,7 @@ def check(folder: RunFolder) -> Found:
     found.findings += _links(folder.path)
     if entries is not None:
         named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
-        known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
+        known = {asked.id for asked in description.requests} | {entry.request.id for entry in entries} | {None}
         known |= {f"{SHARED}{entry.number}" for entry in entries}
         of_graves = {grave.request for grave in buried.values()}
         for name in sorted(str(one) for one in named - known - of_graves):

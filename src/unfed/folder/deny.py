@@ -25,7 +25,7 @@ from unfed.data.datasets import stretched
 from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.folder.folder import KEY, RunFolder
-from unfed.folder.layout import client_list, elsewhere, names_of
+from unfed.folder.layout import client_list, names_of
 from unfed.folder.old_evidence import FILE, OldEvidence
 
 Scoped = Callable[[Sequence[Request]], Mapping[str, ClientData]]
@@ -71,7 +71,7 @@ def _of_evidence(folder: Path) -> dict[str, Any]:
 
 def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     """What a run took over from the one before, and all that it was asked to forget itself."""
-    earlier = Config.kept(folder.description()["config"], str(folder.path / "run.json"))
+    earlier = Config.kept(folder.description().config, str(folder.path / "run.json"))
     before = earlier.deny
     asked = [entry for entry in folder.book().entries if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.named and not entry.rows), None)
@@ -140,7 +140,7 @@ def rows_of(request: Request, scoped: Scoped, folder: RunFolder) -> tuple[str, .
     The key is made when it is first needed. Rows that lie elsewhere are not seen here, so they have none; nor have
     those of a data set that draws.
     """
-    if request.kind != "instance" or elsewhere(folder.description()):
+    if request.kind != "instance" or folder.description().elsewhere:
         return ()
     key = key_in(folder.path)
     if key is None:

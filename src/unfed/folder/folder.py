@@ -41,7 +41,7 @@ from unfed.folder import consistency
 from unfed.folder import locks as presence
 from unfed.folder.consistency import TrajectoryFile
 from unfed.folder.histories import HistoryLog
-from unfed.folder.layout import ModelHeader, ScoresHeader, described
+from unfed.folder.layout import Description, ModelHeader, ScoresHeader, described
 from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
 from unfed.model.digest import digests, fingerprint
@@ -94,22 +94,21 @@ def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
     return list(getattr(records.read(ScoresHeader, numbers, f"The file of scores {path}"), said))
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> Description:
     """What a `run.json` says."""
-    found: dict[str, Any] = storage.read_json(path, "run description")
+    found = storage.read_json(path, "run description")
     if not isinstance(found, dict) or found.get("schema") not in READ:
         layout = found.get("schema") if isinstance(found, dict) else None
         raise UnfedError(
             f"{path.parent} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
             " use the version of unfed that wrote it."
         )
-    described(found, str(path))
-    return found
+    return described(found, str(path))
 
 
 def _config(path: Path) -> Config:
     """The config in a `run.json`."""
-    return Config.kept(_description(path)["config"], str(path))
+    return Config.kept(_description(path).config, str(path))
 
 
 class RunFolder:
@@ -123,7 +122,7 @@ class RunFolder:
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
-    def create(self, description: Mapping[str, Any], key: bytes | None = None) -> None:
+    def create(self, description: Description, key: bytes | None = None) -> None:
         """Begin a run in a new or empty folder, for its owner alone; killed in here, it can be begun again.
 
         `run.json` comes last, after the key of a deny list that was taken over: what has it is whole.
@@ -143,7 +142,7 @@ class RunFolder:
                 storage.remove(self.path / KEY)  # of a beginning that was killed
             else:
                 storage.write_bytes(self.path / KEY, key)
-            storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+            storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description.to_json()})
 
     def vacant(self) -> bool:
         """Whether a run can begin here: nothing is there, or only what a killed beginning left."""
@@ -153,19 +152,20 @@ class RunFolder:
             storage.is_leftover(path) or path.name in (KEY, *presence.LOCKS) for path in self.path.iterdir()
         )
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
+        """What `run.json` says."""
         found = storage.unchanged(self.path / "run.json", _description)
         if found is None:
             raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
-        return dict(found)
+        return found
 
-    def writable(self, description: Mapping[str, Any]) -> None:
+    def writable(self, description: Description) -> None:
         """Refuse to go on in a folder of an older layout, which is only read."""
-        if description["schema"] != SCHEMA:
-            version = (description.get("versions") or {}).get("unfed", "that wrote it")
+        if description.layout != SCHEMA:
+            version = description.versions.get("unfed", "that wrote it")
             raise UnfedError(
-                f"{self.path} was written in layout {description['schema']}: status, report, export and evaluate read"
-                f" it, but work goes on only with unfed {version} as of layout {description['schema']} (before sample"
+                f"{self.path} was written in layout {description.layout}: status, report, export and evaluate read"
+                f" it, but work goes on only with unfed {version} as of layout {description.layout} (before sample"
                 " lists were kept in the folder); use that, or run the config anew."
             )
 

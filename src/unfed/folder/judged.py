@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -166,14 +166,14 @@ def file_of(folder: RunFolder, request: str) -> Path:
     return folder.path / "population" / f"{request}.json"
 
 
-def of_run(folder: RunFolder) -> dict[str, Any]:
+def of_run(folder: RunFolder) -> dict[str, Judged]:
     """What is known of each request, by its id, in a layout that this version knows."""
     there = sorted((folder.path / "population").glob("*.json"))
     found = [_read(path) for path in there]
-    return {str(one["request"]): one for one in found if one is not None}
+    return {one.request: one for one in found if one is not None}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Judged | None:
     """One file, with every field that is shown of its type; None where its layout is another."""
     raw = storage.read_json(path, "judged population")
     if records.read(Edition, raw, str(path), AGAIN).number != SCHEMA:
@@ -182,4 +182,4 @@ def _read(path: Path) -> dict[str, Any] | None:
     shares, bins = found.distributions.shares, len(found.distributions.edges) - 1
     if any(len(shares.get(kind, ())) != bins for kind in ("before", "retrain", *found.methods)):
         raise UnfedError(f"{path} has other distributions than methods; {AGAIN}.")
-    return dict(raw)
+    return found

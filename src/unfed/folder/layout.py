@@ -12,13 +12,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from unfed import records, storage
 from unfed.config.reading import check_id
-from unfed.records import Count, JsonRecord, Percent, Plain, Whole
+from unfed.records import Count, JsonRecord, Percent, Plain, Whole, like
 
 Texts = tuple[str, ...]
 
@@ -30,37 +30,58 @@ class AskedRequest(JsonRecord):
 
 
 class MethodFacts(JsonRecord):
-    """What a run says of a method."""
+    """What a run says of a method: its title, the views of the data that it reads, its rounds."""
 
     title: str
-    rounds: Whole
     needs: Texts | None = None
+    rounds: Whole
+
+
+NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
+"""What carried a run's plans, and what its clients are called then."""
 
 
 class Description(JsonRecord):
     """What `run.json` says."""
 
+    layout: Count | None = Field(default=None, alias="schema")
     name: str
     created: str
     config: Plain
+    initial: str | None = None
+    call: Plain | None = None
+    fingerprint: str | None = None
     seeds: tuple[Whole, ...]
     clients: Texts
+    topped_up_clients: Texts = ()
     versions: Mapping[str, str]
+    revisions: Mapping[str, Count] = {}
     hardware: str
     device: str
     engine: str
-    parameters: Count
-    requests: tuple[AskedRequest, ...]
-    initial: str | None = None
     chunk: Count | None = None
-    topped_up_clients: Texts = ()
-    methods: Mapping[str, MethodFacts] = {}
-    rounds: Mapping[str, Count | None] = Field(default_factory=dict)
-    backdoor: Plain | None = None
-    call: Plain | None = None
-    app: Plain | None = None
+    parameters: Count
     forward_flops: float | str | None = None
-    recovered_within: float | None = None
+    requests: tuple[AskedRequest, ...]
+    methods: Mapping[str, MethodFacts] = {}
+    hyperparameters: Mapping[str, Plain] = {}
+    rounds: Mapping[str, Count | None] = {}
+    backdoor: Plain | None = None
+    recovered_within: float = 0.5
+    undone: Mapping[str, Mapping[str, Texts]] = {}
+    app: Plain | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the run's clients keep their data with them."""
+        return self.engine in NODES
+
+    @property
+    def setting(self) -> Literal["central", "flower", "federated"]:
+        """Where the data lies: in one place, with nodes, or with simulated clients."""
+        if self.call or self.config.get("setting") == "central":
+            return "central"
+        return "flower" if self.elsewhere else "federated"
 
 
 class MemberState(JsonRecord):
@@ -173,16 +194,18 @@ class ProbedThree(JsonRecord):
 class Undoing(JsonRecord):
     """What a file of undoing says."""
 
+    layout: Count | None = Field(default=None, alias="schema")
     seed: Count
     request: str
     method: str
     title: str
-    models: Plain
-    measured: ProbedThree
     perturbed: Plain | None = None
     effort: Plain | None = None
+    models: Plain
     over: Texts = ()
     without: Texts = ()
+    measured: Annotated[Plain, like(ProbedThree)]
+    """By model, attack and number."""
 
 
 def described(raw: Any, where: str) -> Description:
@@ -194,15 +217,6 @@ def described(raw: Any, where: str) -> Description:
 
 
 # --- clients that are elsewhere ---------------------------------------------------------------------------------------
-
-
-NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
-"""What carried a run's plans, and what its clients are called then."""
-
-
-def elsewhere(description: Mapping[str, Any]) -> bool:
-    """Whether a run's clients keep their data with them."""
-    return description["engine"] in NODES
 
 
 def client_list(folder: Path) -> ClientList | None:
@@ -229,26 +243,26 @@ def flower_runs(folder: Path) -> list[FlowerRun]:
     return list(records.read(FlowerRuns, storage.read_json(path, "list of Flower runs"), str(path)).runs)
 
 
-def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, called: str) -> str | None:
+def out_of_sight(description: Description, done: str, simulated: str, called: str) -> str | None:
     """Why nothing can be `done` here with a run's rows, which are kept elsewhere; None if it can.
 
     What to do instead depends on where: for nodes a simulation, otherwise the call that has the data.
     """
-    if elsewhere(description):
-        nodes = NODES[description["engine"]]
+    if description.elsewhere:
+        nodes = NODES[description.engine]
         return f"The clients of this run are {nodes}, which keep their data, so it cannot be {done} here; {simulated}."
-    if description.get("call"):
+    if description.call:
         whose = "This folder belongs to a call of unfed.unlearn, whose data is the caller's"
         return f"{whose}, so it cannot be {done} here; {called}."
     return None
 
 
-def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
+def how_to_go_on(description: Description, folder: object) -> str:
     """What goes on with a run whose rows are kept elsewhere, after 'go on with '."""
-    if description.get("call"):
+    if description.call:
         return "the same call of unfed.unlearn, with checkpoint= this folder"
-    if description.get("app"):
+    if description.app:
         return "the same start of the app's Unlearn, with ledger= this folder"
-    if description["engine"] == "flower":
+    if description.engine == "flower":
         return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
     return f'the server that reaches them and the run config resume-from="{folder}"'

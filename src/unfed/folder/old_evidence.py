@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.folder.info import RunInfo
 from unfed.measures.trajectory import Line, OfApp, read, write
 from unfed.values import not_measured
 
@@ -114,8 +115,8 @@ class OldEvidence(_Table):
             where = ".".join(map(str, first["loc"])) or "the whole"
             raise UnfedError(f"{path} is damaged ({where}: {first['msg']}); restore it from a copy.") from error
 
-    def as_run(self, name: str) -> tuple[dict[str, Any], list[Line]]:
-        """The same as a run's description and lines, for its page."""
+    def as_run(self, name: str) -> tuple[RunInfo, list[Line]]:
+        """The same as what a run says of itself, and its lines, for its page."""
         kind, who = ("client", self.forgotten or self.unnamed) if self.leavers else ("class", [])
         asked = {"id": name, "kind": kind, "clients": who, "classes": self.classes, "state": "fulfilled"}
         asked |= {"created": self.created, "method": _METHOD, "standing": self.finished or "not finished"}
@@ -142,7 +143,7 @@ class OldEvidence(_Table):
             more = {"asked": {str(one.round): [*map(str, one.train)]}, "done": last and self.finished is not None}
             refused = [{"round": one.round, "client": "?", "reason": sentence} for sentence in one.refused]
             lines.append(self._line(name, _METHOD, one.round, told, **more, refused=refused))
-        return run, lines
+        return RunInfo.of(run), lines
 
     def _line(self, name: str, method: str, round: int, app: dict[str, Any], **more: Any) -> Line:
         known = {key: value for key, value in app.items() if key in OfApp.__annotations__}

@@ -27,7 +27,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -39,6 +39,8 @@ from unfed.folder.carriers import Carrier
 from unfed.folder.consistency import TRAJECTORY
 from unfed.folder.folder import OVER, PRUNED, WITHOUT, RunFolder
 from unfed.folder.histories import HISTORY
+from unfed.folder.layout import MethodFacts
+from unfed.folder.undo_results import read_at
 from unfed.measures.evaluator import WHOSE
 from unfed.requests import book as books
 from unfed.requests.book import Tombstone
@@ -57,7 +59,7 @@ class Purged(Protocol):
 
     def jobs(self) -> list[tuple[Job, int]]: ...
 
-    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
+    def about(self, label: str, entry: Entry | None = None) -> MethodFacts: ...
 
     def way_out(self, entry: Entry) -> str: ...
 
@@ -212,7 +214,7 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
                 f"Request {name!r} is {other.standing} and was begun beside what would be purged; first go on"
                 f" with {run.going_on}, or {run.letting_go(name)}."
             )
-        needs = run.about(other.method, other)["needs"]
+        needs = run.about(other.method, other).needs
         if histories and (needs is None or "history" in needs):
             raise UnfedError(
                 f"Request {name!r} is {other.standing}, and {other.method} needs the history that would be purged;"
@@ -238,7 +240,8 @@ def finish(folder: RunFolder) -> None:
         elif kind == "samples" and parts:
             _cut_rows(path, parts)
         elif kind == "undo" and parts:
-            storage.write_json(path, subtraction.as_it_stands(folder).of_probe(storage.read_json(path, "undoing")))
+            if (probe := read_at(path)) is not None:
+                storage.write_json(path, subtraction.as_it_stands(folder).of_probe(probe).to_json())
         elif path.relative_to(folder.path).parts[0] != "state" or path.suffix != ".safetensors":
             storage.remove(path)
             for empty in (path.parent, path.parent.parent):  # folders of scores and probes, once nothing is in them

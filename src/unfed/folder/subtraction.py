@@ -35,10 +35,12 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.folder.consistency import TRAJECTORY
-from unfed.folder.folder import WITHOUT, RunFolder
+from unfed.folder.folder import RunFolder
+from unfed.folder.layout import Undoing
 from unfed.measures import trajectory
 from unfed.measures.evaluator import FEWEST, GONE, PURGED, too_few
 from unfed.measures.trajectory import Line, job_of
+from unfed.records import Plain
 from unfed.requests.book import overlap, owners
 from unfed.requests.entry import Entry, Job
 from unfed.requests.saved_state import SavedState
@@ -76,8 +78,9 @@ class Differences:
     def __init__(self, folder: RunFolder, config: Config, entries: Sequence[Entry], also: str = "") -> None:
         self._folder, described = folder, folder.description()
         self._compared = list(config.request_ids())
-        about = {one["id"]: one for one in described["requests"]} | {e.request.id: e.described or {} for e in entries}
-        self._rows = {name: one.get("forgotten_rows") for name, one in about.items()}
+        about: dict[str, Plain] = {one.id: one.to_json() for one in described.requests}
+        about |= {e.request.id: e.described or {} for e in entries}
+        self._rows: dict[str, Any] = {name: one.get("forgotten_rows") for name, one in about.items()}
         self._held = {name: one.get("validation_rows") for name, one in about.items()}
         purged = [e for e in entries if e.purged or e.request.id == also]
         atoms = [self._atom(e.request.id, e.names, bool(e.left_by), e.request.deleted) for e in purged]
@@ -173,16 +176,16 @@ class Differences:
         tried = tuple(_tried(one, why) for one in entry.attempts)
         return replace(entry, again=again, gate=_judged(entry.gate, why), attempts=tried)
 
-    def of_probe(self, probe: Mapping[str, Any]) -> dict[str, Any]:
+    def of_probe(self, probe: Undoing) -> Undoing:
         """A probe of another request without what it measured over hidden atoms."""
-        job = Job(probe["seed"], probe["request"], probe["method"])
-        inside = self._scopes.get(job.path, frozenset()) - {*probe.get(WITHOUT, ())}
+        job = Job(probe.seed, probe.request, probe.method)
+        inside = self._scopes.get(job.path, frozenset()) - {*probe.without}
         saved = self._saved(job)
         base = Path((saved and saved.base.model) or "")
         at_first = job.seed in self._parted and job.request not in self._compared and len(base.parts) < 3
         if at_first or any(inside & atom.names for atom in self.atoms if atom.why):
-            return {**probe, "measured": _without(probe["measured"])}
-        return dict(probe)
+            return probe.model_copy(update={"measured": _without(probe.measured)})
+        return probe
 
     def of_trajectory(self) -> bool:
         """Whether a number of the trajectory must go."""
@@ -253,7 +256,7 @@ def _tried(one: Mapping[str, Any], why: Mapping[str, str]) -> Mapping[str, Any]:
 
 def as_it_stands(folder: RunFolder) -> Differences:
     """What decides, as the folder tells it."""
-    return Differences(folder, Config.kept(folder.description()["config"]), folder.book().entries)
+    return Differences(folder, Config.kept(folder.description().config), folder.book().entries)
 
 
 def take_out(folder: RunFolder) -> None:

@@ -75,20 +75,18 @@ def file_of(folder: RunFolder, job: Job) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def read(folder: RunFolder, job: Job) -> dict[str, Any] | None:
+def read(folder: RunFolder, job: Job) -> Undoing | None:
     """What was measured of a model, in a layout that this version knows; None where nothing was."""
     path = file_of(folder, job)
     return read_at(path) if path.exists() else None
 
 
-def read_at(path: Path) -> dict[str, Any] | None:
+def read_at(path: Path) -> Undoing | None:
     """What a file of undoing says, every field of its type; None where its layout is another."""
     where = f"The undoing at {path}"
     raw = storage.read_json(path, "undoing")
-    if records.read(Edition, raw, where).number != SCHEMA:
-        return None
-    records.read(Undoing, raw, where)
-    return dict(raw)
+    known = records.read(Edition, raw, where).number == SCHEMA
+    return records.read(Undoing, raw, where) if known else None
 
 
 def left_out(path: Path) -> tuple[str, ...]:
@@ -96,7 +94,7 @@ def left_out(path: Path) -> tuple[str, ...]:
     return records.read(ScoresHeader, storage.read_json(path, "undoing"), f"The undoing at {path}").without
 
 
-def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
+def measured(folder: RunFolder, config: Config) -> list[Undoing]:
     """What is known of the models that lie in the folder now; what was measured of others is not shown."""
     if not (folder.path / "undo").exists():
         return []
@@ -104,7 +102,7 @@ def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
     return [
         whole
         for job, whole in found
-        if whole is not None and whole["models"].get("unlearned") == (model_digest(folder, job) or _purged(folder, job))
+        if whole is not None and whole.models.get("unlearned") == (model_digest(folder, job) or _purged(folder, job))
     ]
 
 

@@ -76,12 +76,12 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
         raise UnfedError(f"{item.heading} takes no number {unknown[0]!r}; it has {has}.")
     spec = replace(spec, numbers=(*spec.numbers, *(numbers or {}).items()))
     found = plain(view.analysis.measure(item, spec, run))
-    info = run.info()
-    about = {name: info[name] for name in ("created", "versions", "hardware", "engine")}
+    own = run.description
+    about = {name: getattr(own, name) for name in ("created", "versions", "hardware", "engine")}
     used = ("retrain", "ft", "not")
     edition = {**revisions.of(used), item.view: revisions.ANALYSES[item.view]}
     made = {**about, "revisions": edition, "commit": commit, "seed": run.config.seed_list[0]}
-    return KeptAnalysis(item.id, run.config.name, info["config"], made, found)
+    return KeptAnalysis(item.id, run.config.name, own.config, made, found)
 
 
 def rehearsed(item: Item, run: Run) -> None:

@@ -95,7 +95,7 @@ def _opened(folder: Path, one: SharedRun) -> Run:
 def refuse_revised(run: Run, labels: Iterable[str]) -> None:
     """Raise if a run was made before the engine, the evaluator or one of these methods was revised."""
     used = [run.config.methods.name_of(label) for label in labels]
-    if old := revisions.raised(run.info().get("revisions", {}), used, run.config.to_json()):
+    if old := revisions.raised(run.description.revisions, used, run.config.to_json()):
         raise UnfedError(
             f"{revisions.told(old)} revised since {run.folder.path} was made; move it away, or give --out a new folder."
         )
@@ -144,15 +144,13 @@ def _place(folder: Path, one: SharedRun) -> Path:
     return folder / "runs" / one.folder
 
 
-def _made(
-    scale: str, folder: Path, sets: Sequence[str], done: dict[str, Section]
-) -> tuple[list[Section], dict[str, Any]]:
+def _made(scale: str, folder: Path, sets: Sequence[str], done: dict[str, Section]) -> tuple[list[Section], RunInfo]:
     """The sections of all items that were made here and whose runs are finished.
 
     It also gives what the first of those runs says of its machine. What an earlier command made is looked at once and
     put into `done`: an analysis takes minutes.
     """
-    sections, about, found = list[Section](), dict[str, Any](), shared(scale, sets)
+    sections, about, found = list[Section](), RunInfo(), shared(scale, sets)
     for item in all_items().values():
         places = {spec: _place(folder, found[spec]) for spec in item.runs[scale]}
         asked_for = item.id in done or (folder / f"{item.id}.json").exists()
@@ -161,7 +159,7 @@ def _made(
         try:
             runs = {spec: _opened(folder, found[spec]) for spec in places}
             ready = all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs())
-            about = about or (next(iter(runs.values())).info() if ready else {})
+            about = next(iter(runs.values())).info() if ready and not about.created else about
         except UnfedError as error:  # what an earlier command made is damaged: the others are not the worse for it
             sections.append(Section(item, said=(f"not measured: {error}",)))
             continue
@@ -203,7 +201,7 @@ def numbers(section: Section) -> str:
     return told + "\n" if section.data else ""
 
 
-def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: dict[str, Any]) -> str:
+def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: RunInfo) -> str:
     """The page of everything that was made."""
     return html.page(
         "paper.html.j2",
@@ -212,7 +210,7 @@ def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: 
         sets=list(sets),
         every={section.item.id for section in sections} == set(all_items()),
         when=date_text(now()),
-        run=RunInfo.of(about),
+        run=about,
         sections=[_view(section) for section in sections],
     )
 

@@ -185,7 +185,7 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> KeptResults:
 
     `beside` are the methods whose rounds ran in one stack with this one's, by whose seconds they passed, too.
     """
-    info, jobs = run.info(), dict[str, dict[str, Any]]()
+    own, jobs = run.description, dict[str, dict[str, Any]]()
     finished = {job.key for job, _ in run.jobs() if run.folder.finished(job)}
     for line in run.lines():
         at = job_of(line)
@@ -193,10 +193,10 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> KeptResults:
             _add(jobs.setdefault("/".join(str(part) for part in at), {}), line)
     if not jobs:
         raise UnfedError(f"No job of {run.folder.path} is finished; go on with {run.going_on}.")
-    about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
+    about = {name: getattr(own, name) for name in ("created", "versions", "hardware", "engine", "revisions")}
     made = {**about, "commit": commit, "trained": _trained(run), "jobs": sorted(jobs)}
     made |= {"beside": sorted(beside)} if beside else {}
-    return KeptResults(run.config.name, info["config"], (made,), jobs)
+    return KeptResults(run.config.name, own.config, (made,), jobs)
 
 
 def _trained(run: Run) -> dict[str, str]:

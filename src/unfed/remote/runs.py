@@ -67,7 +67,7 @@ def _past(folder: RunFolder) -> KnownClients:
     """Who took part so far, in their order, and what they hold."""
     raw, note = client_list(folder.path), partial(_note, folder)
     if raw is None:
-        return KnownClients(tuple(folder.description()["clients"]), note=note)
+        return KnownClients(folder.description().clients, note=note)
     held = {name: Census.from_json(held.to_json()) for name, held in raw.held.items()}
     return KnownClients(raw.order, held, raw.names, note)
 

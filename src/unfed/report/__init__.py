@@ -1,18 +1,18 @@
 """From a run folder to tables, figures and pages that a person can read.
 
     lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / records
-    RunInfo.of(run.info())    ├► figures.curves, cost_bars, gap_by_cost ─┐
+    run.info()                ├► figures.curves, cost_bars, gap_by_cost ─┐
                               ├► officer.officer_part ───────────────────┼► html.render ─► one self-contained page
                               └► sentences, ranking, undo, how_sure ─────┘   compare.render ─► one for several runs
 
-`views` turns what a run says of itself into frozen values, once. `html` and `compare` are imported from their own
+`folder.info` has the values that a run says of itself. `html` and `compare` are imported from their own
 modules, so that a table on the console does not wait for matplotlib. Nothing here trains, attacks or measures.
 """
 
 from __future__ import annotations
 
+from unfed.folder.info import RunInfo
 from unfed.report.rules import RULES, Row, rows
 from unfed.report.tables import latex, markdown
-from unfed.report.views import RunInfo
 
 __all__ = ["RULES", "Row", "RunInfo", "latex", "markdown", "rows"]

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any, cast
 
 from unfed.errors import counted
+from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures.trajectory import Line, OfApp
 from unfed.report.figures import BySeed
-from unfed.report.views import RequestInfo, RunInfo
 from unfed.values import not_measured
 
 LEAVER = "client {}, which left, with its leave"

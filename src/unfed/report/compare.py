@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, listed
+from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures.trajectory import Line
 from unfed.report import figures, html, ranking, tables
-from unfed.report.rules import RULES, Row, named, rows, trajectories
+from unfed.report.rules import RULES, Row, asked, named, rows, trajectories
 from unfed.report.sentences import NOT_PROOF, first_sentence, headline, not_taken_out, subject_text, unfinished
 from unfed.report.tables import name_of
-from unfed.report.views import RequestInfo, RunInfo
-from unfed.report.wording import FEDERATED, Wording
+from unfed.report.wording import FEDERATED, Wording, words_of
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Compared:
 
     def label(self, request: str) -> str:
         """How this run's rows are called: by the run, and by the request where it has several."""
-        return f"{self.name}: {request}" if len(self.info.asked(self.lines)) > 1 else self.name
+        return f"{self.name}: {request}" if len(asked(self.info, self.lines)) > 1 else self.name
 
     def requests(self) -> list[tuple[RequestInfo, list[Row]]]:
         """Its requests, each with its rows."""
         found = self.rows()
-        return [(one, [row for row in found if row.request == one.id]) for one in self.info.asked(self.lines).values()]
+        return [(one, [row for row in found if row.request == one.id]) for one in asked(self.info, self.lines).values()]
 
     def sentence(self, request: RequestInfo, own: Sequence[Row]) -> str:
         """What became of a request."""
@@ -67,9 +67,9 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     raise AssertionError("different paths differ somewhere")
 
 
-def words_of(runs: Sequence[Compared]) -> Wording:
+def shared_words(runs: Sequence[Compared]) -> Wording:
     """The words that fit all of these runs: their own where they agree, else those of a federation."""
-    found = {run.info.words for run in runs}
+    found = {words_of(run.info) for run in runs}
     return found.pop() if len(found) == 1 else FEDERATED
 
 
@@ -80,7 +80,7 @@ def compared_rows(runs: Sequence[Compared], rule: str = "best-gap") -> list[Row]
 
 def markdown(runs: Sequence[Compared], rule: str = "best-gap") -> str:
     """One table of all runs, and what they differ in."""
-    text = tables.markdown(compared_rows(runs, rule), "Run", words_of(runs))
+    text = tables.markdown(compared_rows(runs, rule), "Run", shared_words(runs))
     differing = [[key, *values] for key, values in differences(runs)]
     if not differing:
         return text
@@ -90,7 +90,7 @@ def markdown(runs: Sequence[Compared], rule: str = "best-gap") -> str:
 
 def latex(runs: Sequence[Compared], rule: str = "best-gap") -> str:
     """One booktabs table of all runs."""
-    return tables.latex(compared_rows(runs, rule), "Run", words_of(runs))
+    return tables.latex(compared_rows(runs, rule), "Run", shared_words(runs))
 
 
 def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
@@ -122,12 +122,12 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
     if len(set(data.values())) > 1:
         each = ", ".join(f"{name}: {value or 'unknown'}" for name, value in data.items())
         said.append(f"These runs use different data sets ({each}); compare gaps to Retrain, not accuracies.")
-    asked = {
-        run.name: ", ".join(subject_text(one, run.info.words) for one in run.info.asked(run.lines).values())
+    subjects = {
+        run.name: ", ".join(subject_text(one, words_of(run.info)) for one in asked(run.info, run.lines).values())
         for run in runs
     }
-    if len(set(asked.values())) > 1:
-        each = "; ".join(f"{name}: {value or 'nothing'}" for name, value in asked.items())
+    if len(set(subjects.values())) > 1:
+        each = "; ".join(f"{name}: {value or 'nothing'}" for name, value in subjects.items())
         said.append(f"They were not asked to forget the same ({each}).")
     without = [run.name for run in runs if not any(line["method"] == "retrain" for line in run.lines)]
     if without:
@@ -143,7 +143,7 @@ def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
     named(rule)
     if len(runs) < 2:
         raise UnfedError(f"A comparison needs at least two runs, not {len(runs)}; `unfed report` shows a single one.")
-    shown, words = compared_rows(runs, rule), words_of(runs)
+    shown, words = compared_rows(runs, rule), shared_words(runs)
     within = min(run.info.recovered_within for run in runs)
     marks = _marks(runs)
     series, references = _series(runs, marks)
@@ -258,7 +258,7 @@ class ListedRun(Compared):
     @property
     def holders(self) -> str:
         """Who holds the data."""
-        words, count = self.info.words, len(self.info.clients)
+        words, count = words_of(self.info), len(self.info.clients)
         if words.setting == "central":
             return "one place"
         return f"{count} {'Flower ' if words.setting == 'flower' else ''}{words.holder}{'' if count == 1 else 's'}"

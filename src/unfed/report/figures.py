@@ -22,6 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.folder.info import RunInfo
+from unfed.folder.judged import Attacked, Judged
+from unfed.folder.layout import Undoing
 from unfed.measures.metrics import mean_std, reading
 from unfed.measures.population.attacks import ATTACKS
 from unfed.measures.trajectory import Line
@@ -29,8 +32,7 @@ from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES,
 from unfed.report.rules import Row, Trajectory, is_model, named, results, rows, trajectories
 from unfed.report.tables import name_of
 from unfed.report.undo import by_method, fitted, mean_of, value, worst
-from unfed.report.views import JudgedPopulation, ProbeResult, RunInfo
-from unfed.report.wording import FEDERATED, Wording
+from unfed.report.wording import FEDERATED, Wording, words_of
 from unfed.values import Value, is_measured, not_measured
 
 BySeed = Mapping[int, Trajectory]
@@ -309,20 +311,20 @@ def _finish_curves(axes: Axes, last_round: float, unit: str) -> None:
 PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
 
 
-def undo_pictures(found: Sequence[ProbeResult], name: str) -> list[Picture]:
+def undo_pictures(found: Sequence[Undoing], name: str) -> list[Picture]:
     """What undoing brings back, a picture for each measure that has something to show."""
     methods = by_method(found)
     drawn = [undoing(methods, metric, name=f"{name}-{metric}") for metric in (PICTURES if methods else ())]
     return [one for one in drawn if one is not None]
 
 
-def undoing(methods: Mapping[str, Sequence[ProbeResult]], metric: str, *, name: str) -> Picture | None:
+def undoing(methods: Mapping[str, Sequence[Undoing]], metric: str, *, name: str) -> Picture | None:
     """One line per model.
 
     It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
     """
     numbers = styles(list(methods))
-    rows: list[tuple[str, str, Sequence[ProbeResult], str]] = [
+    rows: list[tuple[str, str, Sequence[Undoing], str]] = [
         (found[0].title, SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
         for label, found in methods.items()
     ]
@@ -366,7 +368,7 @@ def undoing(methods: Mapping[str, Sequence[ProbeResult]], metric: str, *, name: 
         return picture(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
 
 
-def _highest(found: Sequence[ProbeResult], who: str, path: Sequence[str]) -> Value:
+def _highest(found: Sequence[Undoing], who: str, path: Sequence[str]) -> Value:
     """The largest over methods: each has an inverse of its own, and a model that has none meets them all."""
     numbers = [number for one in found if is_measured(number := value(one, who, path))]
     return max(numbers) if numbers else not_measured("there is no inverse")
@@ -395,7 +397,7 @@ class LegendItem:
         return LegendItem(name, f"var(--series-{colour % len(SERIES)})", drawn)
 
 
-def population_legend(judged: JudgedPopulation) -> list[LegendItem]:
+def population_legend(judged: Judged) -> list[LegendItem]:
     """How each kind of model is drawn."""
     numbers = styles(list(judged.methods))
     return [
@@ -405,17 +407,17 @@ def population_legend(judged: JudgedPopulation) -> list[LegendItem]:
     ]
 
 
-def population_pictures(judged: JudgedPopulation, name: str) -> list[Picture]:
+def population_pictures(judged: Judged, name: str) -> list[Picture]:
     """Where margins lie, and the ROC of every attack that could be tried."""
     drawn = [distributions(judged, f"{name}-margins")]
     drawn += [roc(judged, f"{name}-roc-{attack}", attack) for attack in ATTACKS]
     return [one for one in drawn if one is not None]
 
 
-def distributions(judged: JudgedPopulation, name: str) -> Picture | None:
+def distributions(judged: Judged, name: str) -> Picture | None:
     """One outline per kind of model: where its margins lie."""
     numbers = styles(list(judged.methods))
-    edges, shares = judged.distributions["edges"], judged.distributions["shares"]
+    edges, shares = judged.distributions.edges, judged.distributions.shares
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     looks: dict[str, tuple[str, str, Any]] = {"retrain": ("Retrain", REFERENCE, None)}
     for kind, one in judged.methods.items():
@@ -447,24 +449,25 @@ def _look(number: int) -> tuple[str, Any]:
     return SERIES[number % len(SERIES)], DASHES[number % len(DASHES)]
 
 
-def _mean(middles: list[float], shares: list[float]) -> float:
+def _mean(middles: Sequence[float], shares: Sequence[float]) -> float:
     return sum(x * share for x, share in zip(middles, shares, strict=True))
 
 
-def roc(judged: JudgedPopulation, name: str, attack: str = "u-lira") -> Picture | None:
+def roc(judged: Judged, name: str, attack: str = "u-lira") -> Picture | None:
     """One line per method; the dashed one is a coin toss. None where the attack could not be tried."""
-    tried = {kind: one.attacks[attack] for kind, one in judged.methods.items()}
-    if not all(isinstance(found, Mapping) for found in tried.values()):
+    found_by = {kind: one.attacks[attack] for kind, one in judged.methods.items()}
+    tried = {kind: found for kind, found in found_by.items() if isinstance(found, Attacked)}
+    if len(tried) < len(found_by):
         return None
     points, told, numbers = [], [], styles(list(judged.methods))
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        lowest = min(found["roc"][0][0] for found in tried.values())
+        lowest = min(found.roc[0][0] for found in tried.values())
         axes.plot([lowest, 1], [lowest, 1], color=REFERENCE, linestyle="--", linewidth=1.4, label="a coin toss")
         for kind, found in tried.items():
             title = judged.methods[kind].title
-            curve = [(x, y) for x, y in found["roc"] if y > 0]
+            curve = [(x, y) for x, y in found.roc if y > 0]
             colour, dash = _look(numbers[kind])
             (line,) = axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, label=title)
             if dash:
@@ -473,7 +476,7 @@ def roc(judged: JudgedPopulation, name: str, attack: str = "u-lira") -> Picture 
                 DrawnValue(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
                 for x, y in curve[::3]
             ]
-            told.append(f"{title} has AUC {found['auc']['value']:.3f}{_low(found)}")
+            told.append(f"{title} has AUC {found.auc.value:.3f}{_low(found)}")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(lowest, 1)
@@ -488,10 +491,9 @@ def roc(judged: JudgedPopulation, name: str, attack: str = "u-lira") -> Picture 
         )
 
 
-def _low(found: Mapping[str, Any]) -> str:
-    at = found["tpr_0.01"]
-    value = at["value"] if isinstance(at, Mapping) else at
-    return f", finds {100 * value:.1f} % at 1 % false alarms" if is_measured(value) else ""
+def _low(found: Attacked) -> str:
+    at = found.at_1
+    return "" if isinstance(at, str) else f", finds {100 * at.value:.1f} % at 1 % false alarms"
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------
@@ -509,7 +511,7 @@ def pictures(run: RunInfo, lines: Sequence[Line], rule: str = "last") -> dict[st
     """
     named(rule)
     chosen = rows(lines, rule, recovered_within=run.recovered_within)
-    grouped, words = trajectories(lines), run.words
+    grouped, words = trajectories(lines), words_of(run)
     made: dict[str, Picture | None] = {}
     for request, methods in grouped.items():
         of = f"{request}-" if len(grouped) > 1 else ""

@@ -7,12 +7,22 @@ Where there is no population the section says which command makes one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unfed.folder.judged import (
+    BesideRetrain,
+    Judged,
+    JudgedInterval,
+    JudgedMethod,
+    JudgedRow,
+    Slice,
+    TunedBy,
+    VerdictSaid,
+)
 from unfed.measures.population.attacks import ATTACKS, STANDING
-from unfed.report.views import JudgedModels, JudgedPopulation
+from unfed.records import JsonRecord
 from unfed.values import PREFIX, is_measured, not_measured
 
 NO_POPULATION = not_measured(
@@ -39,8 +49,8 @@ COLUMNS = (
     ),
     SureColumn("U-LiRA AUC on held-out rows", ("held_out", "u-lira")),
     *(SureColumn(f"{title} AUC", ("attacks", name, "auc")) for name, title in ATTACKS.items()),
-    SureColumn("U-LiRA TPR at 1 % FPR", ("attacks", "u-lira", "tpr_0.01")),
-    SureColumn("U-LiRA TPR at 0.1 % FPR", ("attacks", "u-lira", "tpr_0.001"), 4),
+    SureColumn("U-LiRA TPR at 1 % FPR", ("attacks", "u-lira", "at_1")),
+    SureColumn("U-LiRA TPR at 0.1 % FPR", ("attacks", "u-lira", "at_01"), 4),
     SureColumn("U-LiRA AUC, worst slice", ("attacks", "u-lira", "worst_slice")),
     SureColumn("KLoM", ("distances", "klom")),
     SureColumn("NeurIPS 2023 score", ("distances", "neurips")),
@@ -66,27 +76,30 @@ ANSWERS = {
 """By question and kind of answer; files of earlier versions have one answer to both questions."""
 
 
-def answers(one: JudgedModels) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def answers(one: JudgedMethod) -> list[tuple[str, VerdictSaid]]:
     """The questions that a method was asked, with their answers."""
-    yield from [("both", one.verdict)] if "kind" in one.verdict else one.verdict.items()
+    if isinstance(one.verdict, VerdictSaid):
+        return [("both", one.verdict)]
+    return [("remembers", one.verdict.remembers), ("unfinished", one.verdict.unfinished)]
 
 
-def answer_sentences(judged: JudgedPopulation) -> list[str]:
+def answer_sentences(judged: Judged) -> list[str]:
     """Every answer in a sentence."""
-    return [str(answer["sentence"]) for one in judged.methods.values() for _, answer in answers(one)]
+    return [answer.sentence for one in judged.methods.values() for _, answer in answers(one)]
 
 
-def summary(judged: JudgedPopulation) -> list[tuple[str, str]]:
+def summary(judged: Judged) -> list[tuple[str, str]]:
     """Each answer that was given, and the methods that it was given of."""
-    given = [(q, answer["kind"], one.title) for one in judged.methods.values() for q, answer in answers(one)]
+    given = [(q, answer.kind, one.title) for one in judged.methods.values() for q, answer in answers(one)]
     names = {words: ", ".join(title for *own, title in given if (*own,) == key) for key, words in ANSWERS.items()}
     return [(words, found) for words, found in names.items() if found]
 
 
-def grid(judged: JudgedPopulation) -> tuple[list[tuple[str, list[str]]], list[str]]:
+def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table, a row per method and one for Retrain itself, and the notes that its cells point to."""
     notes: list[str] = []
-    rows = [(one.title, one) for one in judged.methods.values()] + [(YARDSTICK, judged.yardstick)]
+    rows: list[tuple[str, JudgedRow]] = [(one.title, one) for one in judged.methods.values()]
+    rows.append((YARDSTICK, judged.yardstick))
     body = [(title, [_cell(one, column, notes) for column in COLUMNS]) for title, one in rows]
     return body, [
         *(f"({number}) {reason}" for number, reason in enumerate(notes, 1)),
@@ -99,39 +112,36 @@ def unfinished_words(title: str, there: int, models: int) -> str:
     return f"{title} is not judged: {there} of {models} models are there; the same `unfed population` goes on with it."
 
 
-def _cell(one: JudgedModels, column: SureColumn, notes: list[str]) -> str:
-    here: Any = getattr(one, column.path[0])
-    for part in column.path[1:]:
+def _cell(one: JudgedRow, column: SureColumn, notes: list[str]) -> str:
+    here: Any = one
+    for part in column.path:
         if isinstance(here, Mapping):
             here = here.get(part, not_measured("not in this file"))
+        elif isinstance(here, JsonRecord):
+            here = getattr(here, part)
+    digits, unit = column.digits, column.unit
     if is_measured(here):
-        return f"{here:.{column.digits}f}{column.unit}"
-    if isinstance(here, Mapping):
-        return _written(here, column)
+        return f"{here:.{digits}f}{unit}"
+    if isinstance(here, BesideRetrain):
+        return f"{here.value:.{digits}f}{unit} (Retrain {here.retrain:.{digits}f}{unit})"
+    if isinstance(here, Slice):
+        return f"{here.auc:.{digits}f} ({here.name})"
+    if isinstance(here, JudgedInterval):
+        return f"{here.value:.{digits}f} ({here.low:.{digits}f} to {here.high:.{digits}f})"
     reason = str(here).removeprefix(PREFIX)
     if reason not in notes:
         notes.append(reason)
     return f"not measured ({notes.index(reason) + 1})"
 
 
-def _written(value: Mapping[str, Any], column: SureColumn) -> str:
-    """A value with its interval, its slice, or Retrain's beside it."""
-    digits, unit = column.digits, column.unit
-    if "retrain" in value:
-        return f"{value['value']:.{digits}f}{unit} (Retrain {value['retrain']:.{digits}f}{unit})"
-    if "name" in value:
-        return f"{value['auc']:.{digits}f} ({value['name']})"
-    return f"{value['value']:.{digits}f} ({value['low']:.{digits}f} to {value['high']:.{digits}f})"
-
-
-def about_tuning(judged: JudgedPopulation) -> list[str]:
+def about_tuning(judged: Judged) -> list[str]:
     """What was tuned with what, and whether all had the same; nothing where no method was tuned."""
     methods = judged.methods
     tuned = {kind: how for kind, how in (judged.tuned or {}).items() if kind in methods}
     if not tuned:
         return []
     said = [tuned_words(methods[kind].title, how) for kind, how in tuned.items()]
-    budgets = {kind: f"{how['trials']} trials of {how['models']} models" for kind, how in tuned.items()}
+    budgets = {kind: f"{how.trials} trials of {how.models} models" for kind, how in tuned.items()}
     if len(set(budgets.values())) > 1:
         each = ", ".join(f"{methods[kind].title} {budget}" for kind, budget in budgets.items())
         said.append(f"They had different budgets ({each}), so they are not compared fairly; tune them alike.")
@@ -139,15 +149,15 @@ def about_tuning(judged: JudgedPopulation) -> list[str]:
     return [*said, f"Not tuned, but as the config has it: {', '.join(alone)}."] if alone else said
 
 
-def tuned_words(title: str, how: Mapping[str, Any]) -> str:
+def tuned_words(title: str, how: TunedBy) -> str:
     """What was tuned of a method, and with what."""
     values = [
         f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
-        for name, value in how["chosen"].items()
+        for name, value in how.chosen.items()
     ]
-    said = f"{title} was tuned over {how['trials']} trials on {how['on']}: "
+    said = f"{title} was tuned over {how.trials} trials on {how.on}: "
     said += f"{', '.join(values) or 'what the config says was best'}."
-    if not how.get("spoiled"):
+    if not how.spoiled:
         return said
-    drop = float((how.get("best") or {}).get("drop", 0.0))
+    drop = (how.best and how.best.drop) or 0.0
     return f"{said} Every trial cost more validation accuracy than allowed, this one least ({drop:.1f} points)."

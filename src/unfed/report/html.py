@@ -22,18 +22,19 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from unfed.folder.info import RequestInfo, RunInfo
+from unfed.folder.judged import Judged
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.model.digest import fingerprint, listing
 from unfed.report import app_section, figures, how_sure, ranking, sentences, tables, undo, wording
 from unfed.report.drawing import SERIES, Picture
 from unfed.report.officer import OfficerPart, officer_part, refusals
-from unfed.report.rules import RULES, Row, named, rows, trajectories
+from unfed.report.rules import RULES, Row, asked, named, rows, trajectories
 from unfed.report.sentences import headline, method_row, not_taken_out, subject_text
 from unfed.report.tables import Cell, name_of
 from unfed.report.undo import UndoSection
-from unfed.report.views import JudgedPopulation, RequestInfo, RunInfo
-from unfed.report.wording import FEDERATED, Wording
+from unfed.report.wording import FEDERATED, Wording, words_of
 from unfed.values import is_measured
 
 BARS = {
@@ -93,7 +94,7 @@ class PageTable:
 class SurePart:
     """What a population shows of one request; nothing where there is none."""
 
-    judged: JudgedPopulation | None
+    judged: Judged | None
     pictures: list[Picture]
     legend: list[figures.LegendItem]
 
@@ -133,25 +134,25 @@ def render(run: RunInfo, lines: Sequence[Line], *, rule: str = "last") -> str:
     by_rule = {name: rows(lines, name, recovered_within=run.recovered_within) for name in RULES}
     parts = [
         request_part(run, index, request, {n: _of(found, request.id) for n, found in by_rule.items()}, lines, rule)
-        for index, request in enumerate(run.asked(lines).values())
+        for index, request in enumerate(asked(run, lines).values())
     ]
-    measured = [part for part in parts if part.tables["last"].body]
+    measured, words = [part for part in parts if part.tables["last"].body], words_of(run)
     undone = [(part.subject, part.undoing) for part in measured]
     return page(
         "report.html.j2",
-        run.words,
+        words,
         title=run.name,
         run=run,
         caveats=sentences.caveats(undone, any(part.retrain for part in measured)) if measured else [],
         rule=rule,
-        rules={name: run.words.said(tables.explanation(name, run.recovered_within)) for name in RULES},
+        rules={name: words.said(tables.explanation(name, run.recovered_within)) for name in RULES},
         requests=parts,
         unfinished=sentences.unfinished(run, lines),
         seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
-        training=[one] if (one := figures.training_picture(lines, run.words.unit)) else [],
-        costs=shown_costs(by_rule[rule], run.words),
+        training=[one] if (one := figures.training_picture(lines, words.unit)) else [],
+        costs=shown_costs(by_rule[rule], words),
         config=config_text(run),
     )
 
@@ -162,7 +163,7 @@ def page(template: str, words: Wording = FEDERATED, **values: Any) -> str:
     return _environment().get_template(template).render(**shared, **values)
 
 
-def population_page(judged: JudgedPopulation) -> str:
+def population_page(judged: Judged) -> str:
     """The section "How sure are we?" on a page of its own."""
     return page("population.html.j2", title=judged.name, part=sure_part(judged, "sure"))
 
@@ -185,7 +186,7 @@ def request_part(
     rule: str,
 ) -> RequestPart:
     """Everything the template shows of one request."""
-    shown, on_disk, words = by_rule[rule], by_rule["last"], run.words
+    shown, on_disk, words = by_rule[rule], by_rule["last"], words_of(run)
     methods = trajectories(lines).get(request.id, {})
     numbers = figures.styles(list(methods))
     tried = [probe for probe in run.undo if probe.request == request.id]
@@ -217,7 +218,7 @@ def request_part(
     )
 
 
-def sure_part(judged: JudgedPopulation | None, name: str) -> SurePart:
+def sure_part(judged: Judged | None, name: str) -> SurePart:
     """What a population shows, with its pictures."""
     if judged is None:
         return SurePart(None, [], [])
@@ -355,7 +356,6 @@ def _environment() -> Environment:
         "undo": undo,
     }
     said = (sentences.gate_words, sentences.rows_text, sentences.verdicts, not_taken_out, subject_text)
-    written = (wording.span_text, wording.flops_text, tables.row_name, tables.rounds_text)
-    ranked = (ranking.orders, ranking.shortcomings)
-    made.globals |= {one.__name__: one for one in (*said, *written, *ranked)}
+    written = (words_of, wording.span_text, wording.flops_text, tables.row_name, tables.rounds_text)
+    made.globals |= {one.__name__: one for one in (*said, *written, ranking.shortcomings)}
     return made

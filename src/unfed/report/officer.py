@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from unfed.folder.info import JobInfo, RequestInfo, RunInfo
 from unfed.measures.trajectory import Line, RefusedUpdate
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.sentences import earlier_words, headline
 from unfed.report.tables import name_of
-from unfed.report.views import JobInfo, RequestInfo, RunInfo
 from unfed.report.wording import span_text
 
 CELLS = 48  # of a strip; more rounds share a cell

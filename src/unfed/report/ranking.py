@@ -1,6 +1,4 @@
-"""Who came closest to Retrain, who was cheapest, and who did poorly, in plain words.
-
-    by average gap · by bytes exchanged · by computation          smallest first; what was not measured has no rank
+"""Which methods did poorly, in plain words.
 
 A method did poorly where more than half of the way from the old model to Retrain is still to go, or where it costs more
 than `LOST` points of test accuracy against Retrain. The words are made from the same rows as the table.
@@ -8,58 +6,15 @@ than `LOST` points of test accuracy against Retrain. The words are made from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from unfed.measures.metrics import FEWEST_APART, Spread
+from unfed.measures.metrics import FEWEST_APART
 from unfed.report.rules import Row
-from unfed.report.tables import is_smallest, name_of
-from unfed.report.wording import FEDERATED, Wording
+from unfed.report.tables import name_of
 from unfed.values import is_measured
 
 LOST = 5.0
-MANY = 4  # methods; fewer are read off the table at a glance
-
-Orders = list[tuple[str, list[tuple[int, str, str]]]]
-
-
-def orders(found: Sequence[Row], words: Wording = FEDERATED) -> Orders:
-    """(title, [(place, method, value)…]) for each way to rank, once there are enough methods to rank."""
-    own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
-    if len(own) < MANY:
-        return []
-    everyone = [row for row in found if not (row.is_before or row.verdict)]
-    ranked = [
-        (
-            "Smallest average gap to Retrain",
-            _nearest(own),
-            [name_of(row.method) for row in own if is_smallest(row, own)],
-        ),
-        *((_FEWEST[cost], _spent(everyone, cost, words), []) for cost in words.columns),
-    ]
-    return [(title, _placed(places, first)) for title, places, first in ranked if len(places) > 1]
-
-
-_FEWEST = {"comm_bytes": "Fewest bytes exchanged", "flops": "Least computation"}
-
-
-def _spent(found: Sequence[Row], cost: str, words: Wording) -> list[tuple[str, str]]:
-    return _sorted(found, lambda row: row.costs[cost], words.cost(cost)[1])
-
-
-def _nearest(found: Sequence[Row]) -> list[tuple[str, str]]:
-    return _sorted(found, lambda row: row.average_gap, "{:.2f}".format)
-
-
-def _placed(places: Sequence[tuple[str, str]], first: Sequence[str]) -> list[tuple[int, str, str]]:
-    """With their places; who reads the same shares one, and so do those who are not told apart."""
-    values = [value for _, value in places]
-    return [(1 if name in first else 1 + values.index(value), name, value) for name, value in places]
-
-
-def _sorted(found: Sequence[Row], key: Callable[[Row], Spread], write: Callable[[float], str]) -> list[tuple[str, str]]:
-    places = [(value, row) for row in found if is_measured(value := key(row).mean)]
-    return [(name_of(row.method), write(value)) for value, row in sorted(places, key=lambda place: place[0])]
 
 
 def shortcomings(found: Sequence[Row]) -> list[str]:

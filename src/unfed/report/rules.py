@@ -20,8 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures import metrics
 from unfed.measures.metrics import (
     GAP_METRICS,
@@ -160,6 +162,24 @@ def trajectories(lines: Sequence[Line]) -> dict[str, dict[str, dict[int, Traject
         }
         for request, methods in found.items()
     }
+
+
+def asked(run: RunInfo, lines: Sequence[Line]) -> dict[str, RequestInfo]:
+    """The requests of a run by id, with those that only the trajectory names."""
+    grouped = trajectories(lines)
+    known = {one.id: one for one in run.requests}
+    known |= {name: RequestInfo(id=name) for name in grouped if name not in known}
+    poison = run.config.get("poison")
+    for name, one in known.items():
+        changes: dict[str, Any] = {}
+        first = [line.get("rows", {}) for by_seed in grouped.get(name, {}).values() for line, *_ in by_seed.values()]
+        dealt = {count for rows in first if (count := rows.get("own") or rows.get("forget"))}
+        if len(dealt) > 1:
+            changes = {"forgotten_rows": min(dealt), "most_rows": max(dealt)}
+        if isinstance(poison, Mapping) and "client" in poison:
+            changes["planted"] = str(poison["client"]) in one.clients
+        known[name] = one.model_copy(update=changes)
+    return known
 
 
 def results(trajectory: Trajectory) -> Trajectory:

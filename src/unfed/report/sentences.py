@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unfed.errors import counted, listed
+from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures.evaluator import FEWEST
 from unfed.measures.forgotten import remedy
 from unfed.measures.metrics import FEWEST_APART, attack_error, reading
@@ -21,8 +22,8 @@ from unfed.report import ranking, undo
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.undo import UndoSection, brought_back
-from unfed.report.views import EarlierRequest, GateFinding, RequestInfo, RunInfo
-from unfed.report.wording import FEDERATED, Wording, bytes_text, several
+from unfed.report.wording import FEDERATED, Wording, bytes_text, several, words_of
+from unfed.requests.entry import GateSaid
 from unfed.values import Value, is_measured
 
 ENDED = {"denied": "was denied", "expired": "expired before it was begun", "revoked": "was withdrawn"}
@@ -99,7 +100,7 @@ def first_sentence(run: RunInfo, request: RequestInfo, found: Sequence[Row]) -> 
     """The first sentence about a request, from its rows after the last round."""
     row = headline(found, request)
     undone = row is not None and brought_back(run, request.id, row.method) is not None
-    said = sentence(request, found, run.words, undone=undone)
+    said = sentence(request, found, words_of(run), undone=undone)
     if any(request.id in model.only_compared for model in run.in_force):
         return f"In a comparison, {said[0].lower()}{said[1:]}"
     return said
@@ -218,7 +219,7 @@ def _utility(row: Row, before: Row | None) -> str:
 # --- the gate, and what left earlier ----------------------------------------------------------------------------------
 
 
-def gate_words(gate: GateFinding | None) -> list[tuple[str, str]]:
+def gate_words(gate: GateSaid | None) -> list[tuple[str, str]]:
     """What the gate found of a request's model, check by check, and who put it in force though it failed."""
     found = []
     for check in gate.checks if gate else ():
@@ -233,28 +234,31 @@ def gate_words(gate: GateFinding | None) -> list[tuple[str, str]]:
     return found
 
 
-def again_words(now: EarlierRequest, was: Value | None = None, whose: str = "the new model", tested: int = 0) -> str:
+def again_words(
+    now: Mapping[str, int | Value], was: Value | None = None, whose: str = "the new model", tested: int = 0
+) -> str:
     """What a new model shows of an earlier request, beside what one that never saw it would.
 
     `tested`: how many test rows the attack had beside its rows, where that is known.
     """
-    if not is_measured(now.forget):
-        return str(now.forget)
-    said = [f"{whose} is right on {now.forget:.1f} % of its data"]
+    forget, chance, expected, mia, backdoor = map(now.get, ("forget", "chance", "expected", "mia", "backdoor"))
+    if not is_measured(forget):
+        return str(forget)
+    said = [f"{whose} is right on {forget:.1f} % of its data"]
     said[0] += f", the old one on {was:.1f} %" if is_measured(was) else ""
-    if is_measured(now.chance):
-        said.append(f"chance is {now.chance:.1f} %")
-    if now.expected is not None:
-        value = f"would be on about {now.expected:.1f} %" if is_measured(now.expected) else f"is {now.expected}"
+    if is_measured(chance):
+        said.append(f"chance is {chance:.1f} %")
+    if expected is not None:
+        value = f"would be on about {expected:.1f} %" if is_measured(expected) else f"is {expected}"
         said.append(f"a model that never saw it {value}")
-    count = now.rows if isinstance(now.rows, int) else None
-    if is_measured(now.mia):
-        error = attack_error(now.mia, min(count, tested)) if count and tested else None
-        said.append(f"MIA {now.mia:.1f} %" + (f", which chance alone moves by ± {error:.1f} points" if error else ""))
-    elif now.mia is not None:
-        said.append(f"MIA {now.mia}")
-    if is_measured(now.backdoor):
-        said.append(f"its backdoor works on {now.backdoor:.1f} %")
+    count = rows if isinstance(rows := now.get("rows"), int) else None
+    if is_measured(mia):
+        error = attack_error(mia, min(count, tested)) if count and tested else None
+        said.append(f"MIA {mia:.1f} %" + (f", which chance alone moves by ± {error:.1f} points" if error else ""))
+    elif mia is not None:
+        said.append(f"MIA {mia}")
+    if is_measured(backdoor):
+        said.append(f"its backdoor works on {backdoor:.1f} %")
     few = f" (of {counted(count, 'row')})" if count is not None and count < FEWEST else ""
     return "; ".join(said) + few
 
@@ -270,8 +274,8 @@ def earlier_words(
         now, was, whose = now or was, {}, "the model in force"
     line = last or before
     tested = ((line.get("rows") if line else None) or {}).get("test", 0)
-    each = [(name, EarlierRequest.of({"forget": v, **request.again.get(name, {})})) for name, v in now.items()]
-    return [(name, again_words(one, was.get(name), whose, tested)) for name, one in each]
+    each = {name: {"forget": value, **request.again.get(name, {})} for name, value in now.items()}
+    return [(name, again_words(one, was.get(name), whose, tested)) for name, one in each.items()]
 
 
 # --- whether the model forgot, and what it lost -----------------------------------------------------------------------
@@ -391,9 +395,9 @@ def unfinished(run: RunInfo, lines: Sequence[Line]) -> list[str]:
         if line is None:
             state = "not begun" if job.request is None else "not evaluated yet"
         elif (aim := goals.get(job.request or "")) and line["round"] >= job.rounds:
-            state = f"ended at {run.words.unit} {line['round']} without having {aim}"
+            state = f"ended at {words_of(run).unit} {line['round']} without having {aim}"
         else:
-            state = f"at {run.words.unit} {line['round']} of {job.rounds}"
+            state = f"at {words_of(run).unit} {line['round']} of {job.rounds}"
         what = name_of(job.method) + ("" if job.request is None else f", request {job.request}")
         found.setdefault((what, state), []).append(str(job.seed))
     return [f"Request {name}: nothing has been evaluated yet." for name in missing] + [

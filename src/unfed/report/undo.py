@@ -14,12 +14,13 @@ from itertools import product
 from typing import Any
 
 from unfed.errors import listed
+from unfed.folder.info import RunInfo
+from unfed.folder.layout import Undoing
 from unfed.measures.metrics import accuracy_error, attack_error, mean_std
 from unfed.measures.undo import NOT_TRIED
 from unfed.measures.undo.lift import NO_CLASS
 from unfed.measures.undo.triggers import NOTHING_PLANTED
 from unfed.report.tables import moved_by_chance, number_text
-from unfed.report.views import ProbeResult, RunInfo
 from unfed.values import PREFIX, Value, is_measured, not_measured
 
 NOT_FOR_ALL = (NO_CLASS, NOTHING_PLANTED)
@@ -75,7 +76,7 @@ ROWS = (
 )
 
 
-def value(found: ProbeResult, who: str, path: Sequence[str]) -> Value:
+def value(found: Undoing, who: str, path: Sequence[str]) -> Value:
     """One number of a probe, or why there is none."""
     here: Any = found.measured.get(who, {})
     for name in path:
@@ -88,7 +89,7 @@ def value(found: ProbeResult, who: str, path: Sequence[str]) -> Value:
 
 
 def grid(
-    found: Sequence[ProbeResult], rows: Sequence[UndoRow] = ROWS, columns: Iterable[str] = COLUMNS
+    found: Sequence[Undoing], rows: Sequence[UndoRow] = ROWS, columns: Iterable[str] = COLUMNS
 ) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table of one method over its repetitions, and the notes below it.
 
@@ -113,7 +114,7 @@ def grid(
     return body, [*_by_chance(found, rows, models), *below]
 
 
-def _by_chance(found: Sequence[ProbeResult], rows: Sequence[UndoRow], models: Sequence[str]) -> list[str]:
+def _by_chance(found: Sequence[Undoing], rows: Sequence[UndoRow], models: Sequence[str]) -> list[str]:
     """How uncertain MIA and Forget are for want of more rows, where the files say their rows."""
     errors = {"mia": 0.0, "forget": 0.0}
     counts = []
@@ -160,10 +161,10 @@ class UndoSection:
     """The probes of one request, by method; where no attack was tried, the reason alone."""
 
     reason: str | None
-    methods: list[list[ProbeResult]] = field(default_factory=list)
+    methods: list[list[Undoing]] = field(default_factory=list)
 
     @staticmethod
-    def of(found: Sequence[ProbeResult], untried: str) -> UndoSection:
+    def of(found: Sequence[Undoing], untried: str) -> UndoSection:
         return UndoSection(None, [*by_method(found).values()]) if found else UndoSection(untried)
 
     @property
@@ -175,26 +176,26 @@ class UndoSection:
         return any(map(weak, self.methods))
 
 
-def by_method(found: Sequence[ProbeResult]) -> dict[str, list[ProbeResult]]:
+def by_method(found: Sequence[Undoing]) -> dict[str, list[Undoing]]:
     """The probes of each method."""
-    methods: dict[str, list[ProbeResult]] = {}
+    methods: dict[str, list[Undoing]] = {}
     for one in found:
         methods.setdefault(one.method, []).append(one)
     return methods
 
 
-def fitted(found: Sequence[ProbeResult]) -> bool:
+def fitted(found: Sequence[Undoing]) -> bool:
     """Whether more was tried than to turn the perturbation back."""
     return all(value(one, "unlearned", ("realign", "forget")) != NOT_TRIED for one in found)
 
 
-def weak(found: Sequence[ProbeResult]) -> bool:
+def weak(found: Sequence[Undoing]) -> bool:
     """Whether layers were fitted and none of these models is usable: a longer fit may bring back more."""
     fits, usable = (mean_of(found, "unlearned", "realign", name) for name in ("fits", "usable_fits"))
     return is_measured(fits) and is_measured(usable) and fits > usable == 0
 
 
-def worst(found: Sequence[ProbeResult], who: str, metric: str) -> Value:
+def worst(found: Sequence[Undoing], who: str, metric: str) -> Value:
     """The most that is seen as published or after a usable realign: the mean over repetitions."""
     values = []
     for one in found:
@@ -203,17 +204,17 @@ def worst(found: Sequence[ProbeResult], who: str, metric: str) -> Value:
     return mean_std(values).mean
 
 
-def metric_of(found: Sequence[ProbeResult]) -> str:
+def metric_of(found: Sequence[Undoing]) -> str:
     """What a leaver is known by: its backdoor, where one was planted, else accuracy on its rows."""
     return "backdoor" if is_measured(worst(found, "unlearned", "backdoor")) else "forget"
 
 
-def mean_of(found: Sequence[ProbeResult], who: str, *path: str) -> Value:
+def mean_of(found: Sequence[Undoing], who: str, *path: str) -> Value:
     """One number over the repetitions."""
     return mean_std([value(one, who, path) for one in found]).mean
 
 
-def sentence(found: Sequence[ProbeResult]) -> str:
+def sentence(found: Sequence[Undoing]) -> str:
     """What was measured of one method, beside Retrain, in plain words."""
     title, metric = found[0].title, metric_of(found)
     published = mean_of(found, "unlearned", "published", metric)
@@ -234,7 +235,7 @@ def sentence(found: Sequence[ProbeResult]) -> str:
     return " ".join(filter(None, said))
 
 
-def _conclusion(found: Sequence[ProbeResult], published: float, theirs: Value) -> str:
+def _conclusion(found: Sequence[Undoing], published: float, theirs: Value) -> str:
     if is_measured(theirs) and published > theirs + ABOVE:
         return "It was not forgotten to begin with."
     if comes_back(found):
@@ -246,13 +247,13 @@ def _conclusion(found: Sequence[ProbeResult], published: float, theirs: Value) -
     return "These attacks bring back no more than they find in Retrain." if is_measured(theirs) else ""
 
 
-def _after(found: Sequence[ProbeResult], who: str, attack: str, name: str) -> Value:
+def _after(found: Sequence[Undoing], who: str, attack: str, name: str) -> Value:
     """The number of an attack; layers that were fitted may leave less than was published."""
     plain = attack != "realign" or not fitted(found)
     return mean_of(found, who, attack, name) if plain else worst(found, who, name)
 
 
-def comes_back(found: Sequence[ProbeResult]) -> str | None:
+def comes_back(found: Sequence[Undoing]) -> str | None:
     """One sentence where more comes back than in Retrain treated alike; None where nothing does."""
     metric = metric_of(found)
     published = mean_of(found, "unlearned", "published", metric)

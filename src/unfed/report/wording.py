@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from unfed.errors import listed
+from unfed.folder.layout import Description
 from unfed.measures.metrics import COLUMNS, GAP_METRICS, shown_in
 from unfed.measures.metrics import COSTS as COST_COLUMNS
 from unfed.values import Value, is_measured
@@ -136,6 +137,11 @@ class Wording:
 FEDERATED = Wording("federated")
 CENTRAL = Wording("central", "epoch", "place", columns=("flops",), ledger=("flops", "seconds"))
 FLOWER = Wording("flower", holder="node")
+
+
+def words_of(run: Description) -> Wording:
+    """The words of a run's setting."""
+    return next(words for words in (CENTRAL, FLOWER, FEDERATED) if words.setting == run.setting)
 
 
 # --- what measures mean -----------------------------------------------------------------------------------------------

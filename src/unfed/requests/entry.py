@@ -18,20 +18,19 @@ requests, and each step is one file, written whole or not at all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import Field, PlainValidator
 
 from unfed import records
 from unfed.config.reading import check_id, check_label
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.records import Count, JsonRecord, Plain
+from unfed.records import Count, JsonRecord, Plain, like
 from unfed.requests.options import RequestOptions, Until
 
 SHARED = "together-"
@@ -103,39 +102,29 @@ class Job:
 class CheckSaid(JsonRecord):
     """What one check of the gate found."""
 
-    name: str
-    what: str
-    verdict: str
-    value: float | str
+    before: float | str | None = None
     bound: float
     decides: bool = False
+    name: str
     rows: Count | None = None
-    before: float | str | None = None
+    value: float | str
+    verdict: str
+    what: str
 
 
 class GateSaid(JsonRecord):
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
 
-    checks: tuple[CheckSaid, ...]
-    passed: bool = False
     accepted: Mapping[str, str] | None = None
+    checks: tuple[CheckSaid, ...]
     forgetting: Plain | None = None
+    passed: bool = False
 
 
 class AttemptSaid(JsonRecord):
     """What was tried before a request was asked again."""
 
     method: str
-
-
-def _like(kind: type[JsonRecord]) -> AfterValidator:
-    """Checked as such a record, and kept as it was written: the log vouches for its bytes."""
-
-    def same(raw: Plain) -> Plain:
-        kind.model_validate_json(json.dumps(raw), strict=True)
-        return raw
-
-    return AfterValidator(same)
 
 
 @dataclass(frozen=True)
@@ -165,13 +154,13 @@ class Entry:
     """Until when it must have been begun, if its owner said so."""
     earlier: tuple[str, ...] = ()
     """The requests whose rows were out for good when it was taken up; a crash does not change what it began with."""
-    attempts: tuple[Annotated[Plain, _like(AttemptSaid)], ...] = ()
+    attempts: tuple[Annotated[Plain, like(AttemptSaid)], ...] = ()
     """What was tried before it was asked again: method, until, how, reason, why, gate, at."""
     rows: tuple[str, ...] = ()
     """Keyed hashes of the single rows that it names, for the deny list."""
     how: RequestOptions = field(default_factory=RequestOptions)
     """What was asked besides method and until."""
-    gate: Annotated[Plain, _like(GateSaid)] | None = None
+    gate: Annotated[Plain, like(GateSaid)] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
     again: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
     """What the model that it left shows of every request before it: forget, chance or expected, mia, backdoor."""

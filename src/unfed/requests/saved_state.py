@@ -42,6 +42,10 @@ class Beginning(JsonRecord):
     changes: Mapping[str, str]
     shapes: Mapping[str, tuple[Count, ...]]
 
+    def same(self, came_out: Mapping[str, str]) -> list[str]:
+        """The tensors that are bit for bit as they were."""
+        return [name for name, digest in self.went_in.items() if came_out.get(name) == digest]
+
 
 class Diary(JsonRecord):
     """Notes of a job on its way."""

@@ -34,7 +34,6 @@ from unfed.federation.schedule import Settings
 from unfed.folder import kept
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
-from unfed.folder.layout import elsewhere
 from unfed.measures.trajectory import Line
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import METHODS, Method, NoT, Retrain, admit
@@ -129,7 +128,7 @@ def rewound(folder: RunFolder, world: World, requests: Sequence[Request]) -> His
     clients = set[str]()
     for request in requests:
         named = books.owners(request)
-        if not named and elsewhere(folder.description()):
+        if not named and folder.description().elsewhere:
             named = {client.name for client in world.clients}
         clients |= named or {name for name, client in world.scoped([request]).items() if client.holds("forget")}
     return kept.before(folder, world.seed, clients)
@@ -418,7 +417,7 @@ class Admission:
         last = trained[-1] if trained and trained[-1]["round"] else None
         labels = dict.fromkeys([*config.methods.run, *made])
         offers = [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
-        if not elsewhere(self._run.folder.description()):
+        if not self._run.description.elsewhere:
             tuned, rounds = how.tuned_retrain(config)
             offered = self._offer(Retrain.name, request, seed, tuned.on(config, Retrain.name), last, rounds)
             offers.insert(0, replace(offered, method=DEFAULT, accuracy=None))
@@ -450,8 +449,8 @@ class Admission:
         rounds = max(1, (rounds or rounds_of(config, label, chosen)) - behind) + self._tunes(config, label, settings)
         sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
         took = took and took * settings.phase.epochs / config.training.epochs
-        there = {*run.folder.description()["clients"]} - {name for e in accepted for name in e.request.clients}
-        sent = sent and sent * len(there - {*request.clients}) / max(len(run.folder.description()["clients"]), 1)
+        there = {*run.description.clients} - {name for e in accepted for name in e.request.clients}
+        sent = sent and sent * len(there - {*request.clients}) / max(len(run.description.clients), 1)
         needs = tuple(sorted(chosen.needs - {"retain", "init"}))
         made = [line["test"] for line in run.folder.lines() if line["method"] == label and line["round"]]
         seen = made[-1] if made and is_measured(made[-1]) else None
@@ -484,7 +483,7 @@ class Admission:
 
     def _held_out(self, world: World, out: Sequence[Request]) -> int:
         """How many validation rows there are once these are out; who is elsewhere is asked later."""
-        if elsewhere(self._run.folder.description()):
+        if self._run.description.elsewhere:
             return 1
         return sum(len(client.view("val")) for client in world.scoped(out).values())
 

@@ -19,60 +19,50 @@ from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.folder.folder import RunFolder, digests_at
+from unfed.folder.info import JobInfo, PurgedModel, RequestInfo
+from unfed.folder.layout import AskedRequest, Description, MethodFacts
 from unfed.methods import METHODS, Method, Retrain
 from unfed.requests.entry import Entry, Job
 from unfed.requests.entry import now as now
+from unfed.requests.saved_state import Diary
 from unfed.runs.world import World
 
 
-def jobs(
-    folder: RunFolder, planned: Sequence[tuple[Job, int]], needs: Callable[[Job], Sequence[str] | None]
-) -> list[dict[str, Any]]:
-    """Every job for a report.
-
-    It says how far each is, what it may ask for, and the SHA-256 of what went in and came out.
-    """
-    found = []
-    for job, rounds in planned:
-        saved = folder.saved(job)
-        begun = saved and saved.diary.beginning
-        file, grave = folder.model_file(job), folder.buried(job)
-        about: dict[str, Any] = {"came_out": digests_at(file), "purged": None}
-        if grave is not None and not file.exists():
-            about["purged"] = {"request": grave.request, "date": grave.date, "model": folder.came_out(job)}
-        found.append(
-            {
-                "seed": job.seed,
-                "request": job.request,
-                "method": job.label,
-                "rounds": rounds if saved is None or saved.rounds is None else saved.rounds,
-                "finished": saved and saved.finished,
-                "needs": needs(job),
-                "beginning": begun and begun.to_json(),
-                "forgetting": saved and saved.diary.forgetting,
-                "tuned": saved and saved.diary.tuned,
-                "file": str(file.relative_to(folder.path)),
-                **about,
-            }
-        )
-    return found
+def job_info(folder: RunFolder, job: Job, rounds: int, needs: Sequence[str] | None) -> JobInfo:
+    """How far a job is, what it may ask for, and the SHA-256 of what went in and came out."""
+    saved, file, grave = folder.saved(job), folder.model_file(job), folder.buried(job)
+    diary = Diary() if saved is None else saved.diary
+    gone = None
+    if grave is not None and not file.exists():
+        gone = PurgedModel(request=grave.request, date=grave.date, model=folder.came_out(job))
+    return JobInfo(
+        seed=job.seed,
+        request=job.request,
+        method=job.label,
+        rounds=rounds if saved is None or saved.rounds is None else saved.rounds,
+        finished=None if saved is None else saved.finished,
+        needs=None if needs is None else tuple(needs),
+        beginning=diary.beginning,
+        forgetting=diary.forgetting,
+        tuned=diary.tuned,
+        file=str(file.relative_to(folder.path)),
+        came_out=digests_at(file),
+        purged=gone,
+    )
 
 
-def method_facts(config: Config, label: str, method: Method, behind: int = 0) -> dict[str, Any]:
+def method_facts(config: Config, label: str, method: Method, behind: int = 0) -> MethodFacts:
     """What a reader of the run wants to know of a method.
 
-    They are written down once, so that nobody need build the method to read them. The model that it starts at has so
-    many rounds `behind` it.
+    They are written down once: no method is built to read them. The model that it starts at has so many rounds
+    `behind` it.
     """
+    title = method.title + (f" from round {behind}" if behind else "")
     rounds = max(1, rounds_of(config, label, method) - behind)
-    return {
-        "title": method.title + (f" from round {behind}" if behind else ""),
-        "needs": sorted(method.needs),
-        "rounds": rounds,
-    }
+    return MethodFacts(title=title, needs=tuple(sorted(method.needs)), rounds=rounds)
 
 
-def plain_facts(config: Config, label: str) -> dict[str, Any]:
+def plain_facts(config: Config, label: str) -> MethodFacts:
     """The same of a method that nothing was written down about: of our own, what is known of it.
 
     Of any other it is the bare name.
@@ -82,7 +72,8 @@ def plain_facts(config: Config, label: str) -> dict[str, Any]:
     if kind is Retrain:
         rounds = config.unlearning.retrain_rounds or config.training.rounds
     rounds = config.methods.recovery(label).rounds or rounds
-    return {"title": kind.title if kind else label, "needs": sorted(kind.needs) if kind else None, "rounds": rounds}
+    needs = tuple(sorted(kind.needs)) if kind else None
+    return MethodFacts(title=kind.title if kind else label, needs=needs, rounds=rounds)
 
 
 def rounds_of(config: Config, label: str, method: Method) -> int:
@@ -96,18 +87,15 @@ def rounds_of(config: Config, label: str, method: Method) -> int:
     return method.rounds(config.methods.recovery(label).rounds or config.unlearning.rounds, config.training.rounds)
 
 
-def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
-    """Where a deletion request stands, for a report."""
-    names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate", "purged")
-    about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
-    about |= {"again": {name: dict(one) for name, one in entry.again.items()}} if entry.again else {}
-    about |= {"left_by": list(entry.left_by)} if entry.left_by else {}
-    about |= {"superseded": entry.superseded} if entry.superseded else {}
-    return about | {
-        "standing": entry.standing,
-        "owed": entry.owed,
-        "way_out": way_out(entry) if entry.owed else None,
-    }
+_ALWAYS = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate", "purged")
+
+
+def request_info(entry: Entry, way_out: Callable[[Entry], str], about: Mapping[str, Any]) -> RequestInfo:
+    """Where a deletion request stands; `about` says what it concerns."""
+    found = {**about, **{name: getattr(entry, name) for name in (*_ALWAYS, "attempts")}}
+    found |= {name: value for name in ("again", "left_by", "superseded") if (value := getattr(entry, name))}
+    found |= {"standing": entry.standing, "owed": entry.owed, "way_out": way_out(entry) if entry.owed else None}
+    return RequestInfo.model_validate(found)
 
 
 @dataclass(frozen=True)
@@ -125,41 +113,41 @@ class Call:
 
 def description(
     world: World, scopes: Sequence[Sequence[Request]], methods: Mapping[str, Method], call: Call | None = None
-) -> dict[str, Any]:
+) -> Description:
     """What `run.json` says of a run, in every setting: everything that is known before any work starts.
 
     Of each scope the last request is the one that is served, the ones before it being out.
     """
     config = world.config
-    return {
-        "name": config.name if call is None else call.name,
-        "created": now(),
-        "config": config.to_json(),
-        "initial": world.checkpoint,
-        "call": None if call is None else dict(call.arguments),
-        "fingerprint": None if call is None else call.fingerprint,
-        "seeds": list(config.seed_list),
-        "clients": [c.name for c in world.clients],
-        "topped_up_clients": [str(k) for k in world.repaired],
-        "versions": dict(versions()),
-        "revisions": revisions.of((method.name for method in methods.values()), config.to_json()),
-        "hardware": hardware(world.device, world.threads),
-        "device": str(world.device),
-        "engine": world.engine({}).name,
-        "chunk": world.chunk,
-        "parameters": world.parameters,
-        "forward_flops": world.forward_flops,
-        "requests": [describe_request(world, scope) for scope in scopes],
-        "methods": {label: method_facts(config, label, method) for label, method in methods.items()},
-        "hyperparameters": {label: asdict(method) for label, method in methods.items()},
-        "rounds": {
+    return Description(
+        name=config.name if call is None else call.name,
+        created=now(),
+        config=config.to_json(),
+        initial=world.checkpoint,
+        call=None if call is None else dict(call.arguments),
+        fingerprint=None if call is None else call.fingerprint,
+        seeds=config.seed_list,
+        clients=tuple(c.name for c in world.clients),
+        topped_up_clients=tuple(str(k) for k in world.repaired),
+        versions=dict(versions()),
+        revisions=revisions.of((method.name for method in methods.values()), config.to_json()),
+        hardware=hardware(world.device, world.threads),
+        device=str(world.device),
+        engine=world.engine({}).name,
+        chunk=world.chunk,
+        parameters=world.parameters,
+        forward_flops=world.forward_flops,
+        requests=tuple(AskedRequest.model_validate(describe_request(world, scope)) for scope in scopes),
+        methods={label: method_facts(config, label, method) for label, method in methods.items()},
+        hyperparameters={label: asdict(method) for label, method in methods.items()},
+        rounds={
             "training": config.training.rounds if call is None else None,
             "unlearning": config.unlearning.rounds,
         },
-        "backdoor": _backdoor(config),
-        "recovered_within": config.evaluation.recovered_within,
-        "undone": _undone(world, scopes, methods),
-    }
+        backdoor=_backdoor(config),
+        recovered_within=config.evaluation.recovered_within,
+        undone=_undone(world, scopes, methods),
+    )
 
 
 def _backdoor(config: Config) -> dict[str, Any] | None:
@@ -169,13 +157,13 @@ def _backdoor(config: Config) -> dict[str, Any] | None:
 
 def _undone(
     world: World, scopes: Sequence[Sequence[Request]], methods: Mapping[str, Method]
-) -> dict[str, dict[str, list[str]]]:
+) -> dict[str, dict[str, tuple[str, ...]]]:
     """Where a comparison runs a method that turns its own earlier work back: label, request, tensors."""
-    found: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
     for label, method in methods.items():
         for scope in scopes:
             if back := method.undoes(world.template.module, [method] * (len(scope) - 1)):
-                found.setdefault(label, {})[scope[-1].id] = list(back)
+                found.setdefault(label, {})[scope[-1].id] = tuple(back)
     return found
 
 
@@ -223,17 +211,17 @@ def versions() -> Mapping[str, str]:
     return own | {name: metadata.version(name) for name in names}
 
 
-def changed_since(begun: Mapping[str, Any], folder: Path) -> str:
+def changed_since(begun: Description, folder: Path) -> str:
     """What changed, of all that numbers depend on, since a run was begun; empty if nothing did."""
-    then, here, edition = begun.get("versions") or {}, versions(), begun.get("revisions") or {}
+    then, here, edition = begun.versions, versions(), begun.revisions
     other = [name for name in ("torch", "numpy", "scikit-learn") if then.get(name, here[name]) != here[name]]
     found = [f"{name} is {here[name]}, not {then[name]}" for name in other]
-    found += [f"`{name}` was revised" for name in revisions.raised(edition, edition, begun.get("config"))]
+    found += [f"`{name}` was revised" for name in revisions.raised(edition, edition, begun.config)]
     if not found:
         return ""
     return (
         f"Since {folder} was begun something changed ({'; '.join(found)}): what is done from here on may come out other"
-        " than it would have then; where its numbers are to be compared, run the config anew."
+        " than it would have then; to compare its numbers, run the config again in a new folder."
     )
 
 

@@ -38,7 +38,6 @@ from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.folder.folder import BEST, RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
-from unfed.folder.layout import elsewhere
 from unfed.measures import trajectory
 from unfed.measures.evaluator import Evaluation
 from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
@@ -173,7 +172,7 @@ class JobRunner:
                 self._writer.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
                 if outcome is None and save:
                     self._save(state, diary, None)
-            if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
+            if self.requests and self.spec.gate is None and not self.folder.description().elsewhere:
                 diary.forgetting = vars(self._forgetting(state, diary))
             self._save(state, diary, outcome)
             if outcome.startswith("not "):
@@ -645,7 +644,7 @@ def training_method(world: World) -> Method:
 def start_of(folder: RunFolder, job: Job, world: World) -> Params:
     """The model that a training begins at; one that has begun already needs its file no more."""
     if folder.saved(job) is None:
-        refuse_another(world.config, world.checkpoint, folder.description().get("initial"))
+        refuse_another(world.config, world.checkpoint, folder.description().initial)
     return world.initial or world.template.like
 
 

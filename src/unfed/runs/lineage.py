@@ -15,7 +15,7 @@ from typing import Any
 from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency
 from unfed.folder.carriers import Carrier
-from unfed.folder.layout import client_list, elsewhere
+from unfed.folder.layout import client_list
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
 from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
@@ -64,7 +64,7 @@ def affected(run: RunRecord, client: str) -> list[Affected]:
         found += _in_folder(run, client, seen)
         found += _turned_back(run, seen)
     found += _handed_out(run, seeds)
-    if elsewhere(run.description):
+    if run.description.elsewhere:
         for seen in seeds:
             found += _crossed(run, client, seen)
     return found
@@ -75,7 +75,7 @@ def clients_of(run: RunRecord) -> list[str]:
     known = client_list(run.folder.path)
     order = known.order if known else ()
     named = [name for entry in run.folder.book().entries for name in entry.request.clients]
-    return list(dict.fromkeys([*run.description["clients"], *order, *named]))
+    return list(dict.fromkeys([*run.description.clients, *order, *named]))
 
 
 def _seen(run: RunRecord, client: str, seed: int) -> _Seen:
@@ -126,7 +126,7 @@ def ending(run: RunRecord, entry: Entry) -> str:
     asked = entry.request
     whom = [word for name in asked.clients for word in ("--client", name)]
     whom += [word for label in asked.classes for word in ("--class", str(label))]
-    if not whom or elsewhere(run.description) or run.description.get("call"):
+    if not whom or run.description.elsewhere or run.description.call:
         return ""
     seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
     return run.command("forget", *whom, *seed, "--id", f"{asked.id}-lasts")
@@ -150,7 +150,7 @@ def _ways_back(run: RunRecord, seen: _Seen) -> dict[Job, tuple[str, str]]:
         first = seen.compared[0]
         if how := inverse_by(book, run.config, Job(seen.seed, first, label)):
             done = what_was_done(run.config, label, first, how)
-            undone, back = (run.description.get("undone") or {}).get(label) or {}, False
+            undone, back = run.description.undone.get(label, {}), False
             for name in seen.compared:
                 back ^= name in undone and name != first  # as published, every further request turns the layer round
                 said = f"request {name!r} turned back" if back else _CAN
@@ -167,7 +167,7 @@ def _is_in_force(run: RunRecord, seed: int, one: Carrier) -> bool:
 def _do(run: RunRecord, client: str, entry: Entry | None, one: Carrier) -> str:
     if entry is None:
         forget = f"`{run.command('forget', '--client', client)}`"
-        if elsewhere(run.description):
+        if run.description.elsewhere:
             forget = f'the same run config with mode="unlearn" forget-clients="{client}"'
         return f"{forget}, then `unfed purge` it"
     name = entry.request.id

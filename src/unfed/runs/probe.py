@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from unfed import storage
+from unfed import records, storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder.folder import WITHOUT, RunFolder
-from unfed.folder.layout import out_of_sight
+from unfed.folder.layout import Description, Undoing, out_of_sight
 from unfed.folder.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (
@@ -40,6 +40,7 @@ from unfed.measures.undo import (
     undo,
 )
 from unfed.model.params import Params
+from unfed.records import Plain
 from unfed.requests.entry import Job
 from unfed.runs.world import World, process_as_before
 from unfed.values import as_json
@@ -66,7 +67,7 @@ class Probed(Protocol):
 
     folder: RunFolder
     config: Config
-    description: dict[str, Any]
+    description: Description
 
     def permit(self) -> None: ...
 
@@ -114,7 +115,7 @@ def probe(
     method: str | None = None,
     effort: Effort | None = None,
     said: Callable[[Step], None] = lambda step: None,
-) -> list[dict[str, Any]]:
+) -> list[Undoing]:
     """Measure how far these models can be undone, keep it in the run's folder, and hand it back."""
     run.permit()
     if why := elsewhere(run):
@@ -138,7 +139,7 @@ def _instead(run: Probed) -> str:
     return "there is nothing to probe, but what the next request leaves can be"
 
 
-def first_look(run: Probed, method: str) -> dict[str, Any] | None:
+def first_look(run: Probed, method: str) -> Undoing | None:
     """What turning a method's model back brings, on the last request of a comparison.
 
     It is kept in the folder. Whatever was measured of these models already is handed back instead; None where the model
@@ -180,7 +181,7 @@ def elsewhere(run: Probed) -> str | None:
 
 def _probed(
     run: Probed, found: Sequence[Target], effort: Effort | None, said: Callable[[Step], None] = lambda step: None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Undoing]:
     """What is known of these models, measured where it is not; without an effort nothing is fitted."""
     scenes = _Scenes(run)
     for target in found:
@@ -191,9 +192,9 @@ def _probed(
         about = _about(run, world, target, effort)
         stored = read(run.folder, target.job)
         same = [key for key in about if effort is not None or key != "effort"]
-        if stored is not None and any(stored.get(key) != about[key] for key in same):
+        if stored is not None and any(stored.to_json().get(key) != about[key] for key in same):
             stored = None
-        if stored is not None and (effort is None or not _untried(stored["measured"])):
+        if stored is not None and (effort is None or not _untried(stored.measured)):
             yield stored
             continue
         scene, shared, load = scenes.of(target)
@@ -210,8 +211,15 @@ def _probed(
             found_out = turned_back(scene, three, knowledge)
             kept(found_out)
         else:
-            found_out = undo(scene, three, knowledge, effort, shared, Going(step, kept, stored and stored["measured"]))
-        yield {**about, "measured": as_json(found_out)}
+            found_out = undo(
+                scene,
+                three,
+                knowledge,
+                effort,
+                shared,
+                Going(step, kept, None if stored is None else dict(stored.measured)),
+            )
+        yield records.read(Undoing, {**about, "measured": as_json(found_out)}, f"The undoing of {name}")
 
 
 def _keep(run: Probed, target: Target, effort: Effort | None, about: dict[str, Any], found: Found) -> None:
@@ -226,7 +234,7 @@ def _keep(run: Probed, target: Target, effort: Effort | None, about: dict[str, A
         storage.write_json(file_of(run.folder, target.job), {**about, "measured": as_json(found)})
 
 
-def _untried(measured: Found) -> bool:
+def _untried(measured: Plain) -> bool:
     """Whether a probe was stopped before all of it was tried."""
     return any(pieces.get(name, UNTRIED) == UNTRIED for pieces in measured.values() for name in MEASUREMENTS)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed, typed
 from unfed.folder import carriers, consistency, deny, judged, undo_results
 from unfed.folder.folder import RunFolder
+from unfed.folder.info import RunInfo
 from unfed.folder.job_notes import last_starts
-from unfed.folder.layout import elsewhere, how_to_go_on
+from unfed.folder.layout import MethodFacts, how_to_go_on
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.requests.book import request_file
@@ -30,7 +29,7 @@ class RunRecord:
         self.only: frozenset[str] | None = None
         """Of a comparison, the methods that are looked at and run; None: all."""
         self.description = folder.description()
-        read = Config.kept(self.description["config"], str(folder.path / "run.json"))
+        read = Config.kept(self.description.config, str(folder.path / "run.json"))
         self.config = deny.with_key(read, folder.path)
 
     def permit(self) -> None:
@@ -63,10 +62,10 @@ class RunRecord:
             if self.trains:
                 found.append((self.training_job(seed), self.config.training.rounds))
             for label in self.labels:
-                for request in self.description["requests"]:
-                    found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
+                for request in self.description.requests:
+                    found.append((Job(seed, request.id, label), self.about(label).rounds))
         for entry in (one for one in self.folder.book().entries if not one.left_by):
-            rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
+            rounds = Until.of(entry.until).rounds or self.about(entry.method, entry).rounds
             if (shared := _shared(entry)) and (shared, rounds) not in found:
                 found.append((shared, rounds))
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
@@ -75,15 +74,16 @@ class RunRecord:
     @property
     def trains(self) -> bool:
         """Whether θ* is made here; a call of `unlearn` is handed it."""
-        return not self.description.get("call")
+        return not self.description.call
 
-    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
+    def about(self, label: str, entry: Entry | None = None) -> MethodFacts:
         """Title, needs and rounds of a method as they were written down when it was chosen.
 
         Nothing is built for it.
         """
-        known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
-        return known or description.plain_facts(self.config, label)
+        if served := ((entry and entry.described) or {}).get("served_by"):
+            return MethodFacts.model_validate(served)
+        return self.description.methods.get(label) or description.plain_facts(self.config, label)
 
     def ahead(self) -> list[tuple[Job, int]]:
         """The jobs without those of requests on which nobody works any more."""
@@ -118,8 +118,8 @@ class RunRecord:
             if self.folder.finished(job) and job.key in last:
                 last[job.key]["done"] = True
         for line in lines:
-            if back := self.description.get("undone", {}).get(line["method"], {}).get(line["request"]):
-                line["undoes"] = back
+            if back := self.description.undone.get(line["method"], {}).get(line["request"] or ""):
+                line["undoes"] = list(back)
         return lines
 
     def way_out(self, entry: Entry) -> str:
@@ -127,12 +127,12 @@ class RunRecord:
         name = entry.request.id
         rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
         again = f"`{self.command('forget', '--id', name, '--method', 'retrain', '--until', rounds)}`"
-        if elsewhere(self.description):
+        if self.description.elsewhere:
             again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
-        if self.description.get("app"):
+        if self.description.app:
             return f"{self.going_on}, tries it again; `{self.command('withdraw', name)}` lets it go"
         accept = ""
-        if entry.gate is not None and not elsewhere(self.description):
+        if entry.gate is not None and not self.description.elsewhere:
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
         let_go = "" if self._signed(name) else f", {self.letting_go(name)} lets it go"
         return f"{accept}{again} trains anew without it{let_go}"
@@ -149,7 +149,7 @@ class RunRecord:
     @property
     def going_on(self) -> str:
         """What goes on with this run, after 'go on with '; not always a command of ours."""
-        if elsewhere(self.description) or self.description.get("call"):
+        if self.description.elsewhere or self.description.call:
             return how_to_go_on(self.description, self.folder.path)
         return f"`{self.command('resume')}`"
 
@@ -171,32 +171,29 @@ class RunRecord:
         leave = ["--allow-code"] if name in _RUNS_CODE and self.config.code() else []
         return typed(name, self.folder.path, *arguments, *leave)
 
-    def info(self) -> dict[str, Any]:
-        """`run.json` with the requests that came later."""
-        book, extra = self.folder.book(), []
-        entries = book.entries
+    def info(self) -> RunInfo:
+        """`run.json` with the requests that came later, and what is known of their models."""
+        book = self.folder.book()
+        entries, own = book.entries, description.plain_request
+        asked = [description.request_info(e, self.way_out, e.described or own(e.request)) for e in entries]
+        shared = [own(one) for one in together.shared_requests(entries)]
         served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
-        for entry in entries:
-            described = entry.described or description.plain_request(entry.request)
-            extra.append({**described, **description.entry(entry, self.way_out)})
-        extra += [description.plain_request(one) for one in together.shared_requests(entries)]
-
-        def needs(job: Job) -> list[str] | None:
-            if job.request is None:
-                return []
-            found: list[str] | None = served.get((job.seed, job.request), self.about(job.label))["needs"]
-            return found
-
-        return {
-            **self.description,
-            "requests": [*self.description["requests"], *extra],
-            "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
-            "influence": carriers.influence(self.folder, book),
-            "undo": undo_results.measured(self.folder, self.config),
-            "probes_purged": undo_results.purged(self.folder),
-            "population": judged.of_run(self.folder),
-            "jobs": description.jobs(self.folder, self.jobs(), needs),
+        needs = {
+            job: () if job.request is None else served.get((job.seed, job.request), self.about(job.label)).needs
+            for job, _ in self.jobs()
         }
+        return RunInfo.of(
+            {
+                **self.description.to_json(),
+                "requests": [*(one.to_json() for one in self.description.requests), *asked, *shared],
+                "methods": {**self.description.methods} | {e.method: self.about(e.method, e) for e in entries},
+                "influence": carriers.influence(self.folder, book),
+                "undo": undo_results.measured(self.folder, self.config),
+                "probes_purged": undo_results.purged(self.folder),
+                "population": judged.of_run(self.folder),
+                "jobs": [description.job_info(self.folder, job, rounds, needs[job]) for job, rounds in self.jobs()],
+            }
+        )
 
 
 def _shared(entry: Entry) -> Job | None:

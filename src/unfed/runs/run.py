@@ -30,7 +30,6 @@ from unfed.federation.history import Recorder
 from unfed.folder import deny, purge
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
-from unfed.folder.layout import elsewhere
 from unfed.folder.undo_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
@@ -387,7 +386,7 @@ class Run(RunRecord):
         how = how or (known.how if known is not None else RequestOptions())
         if method is None and known is None:
             method = Retrain.name
-            if not elsewhere(self.description):  # what clients elsewhere hold out is not known here
+            if not self.description.elsewhere:  # what clients elsewhere hold out is not known here
                 how, rounds = how.tuned_retrain(self.config)
                 until = until or rounds
         method = method or (known.method if known is not None else Retrain.name)
@@ -398,7 +397,7 @@ class Run(RunRecord):
 
     def _refuse_stranger(self, request: Request) -> None:
         there = clients_of(self)
-        here = self.config.setting != "central" and not elsewhere(self.description)  # clients elsewhere may join
+        here = self.config.setting != "central" and not self.description.elsewhere  # clients elsewhere may join
         if here and (odd := next((one for one in request.clients if one not in there), "")):
             raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
 
@@ -469,9 +468,7 @@ class Run(RunRecord):
             return self.current_job(seed)
         if method == "train":
             return self.training_job(seed)
-        ids = [str(one["id"]) for one in self.description["requests"]] + [
-            e.request.id for e in self.folder.book().entries
-        ]
+        ids = [one.id for one in self.description.requests] + [e.request.id for e in self.folder.book().entries]
         if request is None and len(ids) != 1:
             none = "This run has no request, so no method left a model; leave --method out for the trained one."
             many = f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}."

@@ -138,7 +138,7 @@ class Queue:
         world = run.world(seed)
         chosen = admission.welcome(config, method, request, ())
         chosen.check(world.template.module)
-        served_by = {"served_by": method_facts(config, method, chosen)}
+        served_by = {"served_by": method_facts(config, method, chosen).to_json()}
         if not run.trained(seed) and not self._folder.busy():
             raise UnfedError(f"The training of this run is not finished; first go on with {run.going_on}.")
         if request.id in run.config.request_ids():
@@ -162,7 +162,7 @@ class Queue:
             before = [e for e in accepted if not may_share(e, entry)]
             if not self._admission.gone_by(request, seed, accepted, chosen):
                 behind = self._admission.refuse_if_unable(config, method, request, before, seed)
-                served_by = {"served_by": method_facts(config, method, chosen, behind)}
+                served_by = {"served_by": method_facts(config, method, chosen, behind).to_json()}
                 if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                     current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                     admission.not_purged(self._folder, method, chosen, current)
@@ -412,6 +412,6 @@ class Queue:
     def _why(self, entry: Entry, error: Exception) -> str:
         if isinstance(error, (NotRecovered, NotForgotten, NotPassed)):
             return str(error)
-        title = self._run.about(entry.method, entry)["title"]
+        title = self._run.about(entry.method, entry).title
         said = str(error) if isinstance(error, UnfedError) else f"{type(error).__name__}: {error}"
         return f"Request {entry.request.id!r} could not be served by {title}: {said.removesuffix('.')}."

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ from unfed.engines.choice import EngineChoice, choose_engine
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.folder.folder import RunFolder
-from unfed.folder.layout import NODES, elsewhere, how_to_go_on
+from unfed.folder.layout import NODES, Description, how_to_go_on
 from unfed.model.calling import Inputs, unwrapped
 from unfed.model.digest import digests, fingerprint
 from unfed.model.flops import Flops, forward_flops
@@ -256,7 +255,7 @@ class Network:
 # --- the world --------------------------------------------------------------------------------------------------------
 
 
-def simulated(config: Config, seed: int, kept: Mapping[str, Any] | None = None) -> World:
+def simulated(config: Config, seed: int, kept: Description | None = None) -> World:
     """The federation that a config describes, for one seed.
 
     `kept` is what a run wrote down when it began: which engine, how many clients share a stack. Both change the last
@@ -297,12 +296,12 @@ def simulated(config: Config, seed: int, kept: Mapping[str, Any] | None = None) 
 def as_it_began(folder: RunFolder, config: Config, seed: int) -> World:
     """The world of a run folder, as it was when the run began."""
     about = folder.description()
-    if elsewhere(about):
+    if about.elsewhere:
         raise UnfedError(
-            f"The clients of this run are {NODES[about['engine']]}, so it cannot go on here; go on with"
+            f"The clients of this run are {NODES[about.engine]}, so it cannot go on here; go on with"
             f" {how_to_go_on(about, folder.path.resolve())}."
         )
-    if about.get("call"):
+    if about.call:
         raise UnfedError(
             f"{folder.path} belongs to a call of unfed.unlearn with a model and data of its own; make that call again,"
             " with checkpoint= this folder."
@@ -316,14 +315,15 @@ def _choose(
     flops: Flops,
     source: Source,
     clients: tuple[ClientData, ...],
-    kept: Mapping[str, Any] | None,
+    kept: Description | None,
 ) -> tuple[EngineChoice, int | None]:
     """The engine and the size of its stacks: as a run began, or as suits today."""
     batch = config.training.batch
     if kept is not None:
-        choose_engine(kept["engine"], template, source, batch, flops)  # can it still?
-        return EngineChoice(kept["engine"], "as the run began"), kept.get("chunk", config.engine.chunk)
-    # One client has nobody to be stacked with.
+        choice = choose_engine(kept.engine, template, source, batch, flops)  # can it still?
+        chunk = kept.chunk if "chunk" in kept.model_fields_set else config.engine.chunk
+        return replace(choice, why="as the run began"), chunk
+    # One client has no other to be stacked with.
     wanted = "sequential" if config.setting == "central" and config.engine.name == "auto" else config.engine.name
     choice = choose_engine(wanted, template, source, batch, flops)
     if choice.name == "sequential":

@@ -18,65 +18,44 @@ from unfed.config.tables import KeptList, RequestConfig
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder import carriers
+from unfed.folder.info import InForce, RequestInfo, RunInfo
 from unfed.measures import trajectory
-from unfed.methods import METHODS
 from unfed.requests.book import in_force as in_order
 from unfed.requests.entry import Job
 from unfed.runs import description
 from unfed.runs.run import Run
+from unfed.values import Value
 
 
 @dataclass(frozen=True)
-class InForce:
-    """A repetition's model in force, and what is still in it."""
+class JobStatus:
+    """Where a job stands, and its last numbers."""
 
-    job: Job
-    served: tuple[str, ...]
-    """The requests that are out of it, in the order of service."""
-    owed: tuple[str, ...]
-    """The requests that were accepted and are still in it."""
-    compared: tuple[str, ...] = ()
-    """The methods of a comparison, of which none was put in force."""
-    only_compared: tuple[str, ...] = ()
-    """The requests of the config that no served request took out."""
-    nothing_ran: bool = False
-    """Whether the config names no method that should try them."""
-    never_saw: tuple[str, ...] = ()
-    """The requests that are not settled, though it was drawn anew without them, or grew out of one that was."""
+    job: str
+    round: int
+    rounds: int
+    test: Value | None
+    forget: Value | None
+    state: str
 
-    @property
-    def still_in_it(self) -> tuple[str, ...]:
-        """Every request that is known and not out of this model."""
-        return self.owed + self.only_compared
 
-    @property
-    def sentence(self) -> str:
-        """The model in words, without a full stop."""
-        known = METHODS.get(self.job.label)
-        by = known.title if known else self.job.label
-        told = [f"the model of request {self.served[-1]} by {by}" if self.served else "the model as trained (θ*)"]
-        if self.owed:
-            told.append(f"still in it: {listed(self.owed, 'and')}")
-        if self.never_saw:
-            many = len(self.never_saw) > 1
-            told.append(f"without {listed(self.never_saw, 'and')} too, which {'are' if many else 'is'} not settled yet")
-        if self.only_compared:
-            which = f"which {'is' if len(self.only_compared) == 1 else 'are'} still in it"
-            done = "no method has run for" if self.nothing_ran else "methods were only compared for"
-            told.append(f"{done} {listed(self.only_compared, 'and')}, {which}")
-        return "; ".join(told)
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands: running, finished or interrupted; waiting where only open requests are left."""
+
+    state: str
+    jobs: tuple[JobStatus, ...]
+    requests: tuple[RequestInfo, ...]
+    in_force: tuple[InForce, ...]
+    seconds_left: float | None
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "job": "/".join(self.job.path.parts),
-            "seed": self.job.seed,
-            "request": self.job.request,
-            "method": self.job.label,
-            "served": list(self.served),
-            "owed": list(self.owed),
-            "never_saw": list(self.never_saw),
-            "only_compared": list(self.only_compared),
-            "sentence": self.sentence,
+            "state": self.state,
+            "jobs": [vars(job) for job in self.jobs],
+            "requests": [request.to_json() for request in self.requests],
+            "in_force": [model.to_json() for model in self.in_force],
+            "seconds_left": self.seconds_left,
         }
 
 
@@ -98,10 +77,14 @@ def in_force(run: Run, seed: int) -> InForce:
     return InForce(job, served, owed, compared, only_compared, not run.config.methods.run, never_saw)
 
 
-def info_of(run: Run) -> dict[str, Any]:
+def info_of(run: Run) -> RunInfo:
     """What a run says of itself, and which model of each repetition is in force."""
-    current = [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)]
-    return {**run.info(), "in_force": current}
+    return run.info().model_copy(update={"in_force": all_in_force(run)})
+
+
+def all_in_force(run: Run) -> tuple[InForce, ...]:
+    """The model in force of each repetition that was trained."""
+    return tuple(in_force(run, seed) for seed in run.config.seed_list if run.trained(seed))
 
 
 def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
@@ -132,10 +115,9 @@ def to_hand_out(run: Run, seed: int | None) -> InForce:
 # --- where every job and request stands -------------------------------------------------------------------------------
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: Run) -> RunStatus:
     """Where a run stands, every job, and every deletion request.
 
-    It is `running`, `finished`, `interrupted`, or, where all but requests that nobody took up is done, `waiting`.
     A request that was denied, withdrawn or has expired leaves nothing to resume.
     """
     last = trajectory.last_of_each(run.lines())
@@ -149,30 +131,25 @@ def status(run: Run) -> dict[str, Any]:
         at = (heard.get("seed"), heard.get("request"), heard.get("method"))
         here = busy and at == job.key
         jobs.append(
-            {
-                "job": "/".join(job.path.parts),
-                "round": heard["round"] if here else max(saved.round if saved else 0, int(line.get("round", 0))),
-                "rounds": rounds if saved is None or saved.rounds is None else saved.rounds,
-                "test": line.get("test"),
-                "forget": trajectory.forget_of(line),
-                "state": over.get(job)
+            JobStatus(
+                job="/".join(job.path.parts),
+                round=heard["round"] if here else max(saved.round if saved else 0, int(line.get("round", 0))),
+                rounds=rounds if saved is None or saved.rounds is None else saved.rounds,
+                test=line.get("test"),
+                forget=trajectory.forget_of(line),
+                state=over.get(job)
                 or finished
                 or ("running" if here else "waiting" if saved is None else "not finished"),
-            }
+            )
         )
     open_ones = {Job(e.seed, e.request.id, e.method) for e in entries if e.state == "open"}
     unfinished = {job for job, _ in run.ahead() if not run.folder.finished(job)}
     begun = any(e.state == "in_progress" for e in entries) or not unfinished <= open_ones
     complete = not unfinished and not open_ones
     state = "running" if busy else "interrupted" if begun else "finished" if complete else "waiting"
-    requests = [
-        {"id": e.request.id, "number": e.number, "subject": e.request.subject, **description.entry(e, run.way_out)}
+    requests = tuple(
+        description.request_info(e, run.way_out, {"id": e.request.id, "number": e.number, "subject": e.request.subject})
         for e in entries
-    ]
-    return {
-        "state": state,
-        "jobs": jobs,
-        "requests": requests,
-        "in_force": [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)],
-        "seconds_left": heard.get("seconds_left") if busy else None,
-    }
+    )
+    left = heard.get("seconds_left") if busy else None
+    return RunStatus(state, tuple(jobs), requests, all_in_force(run), left)

@@ -21,6 +21,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
+from unfed.folder.layout import Description, MethodFacts
 from unfed.measures import trajectory
 from unfed.methods import Method, State
 from unfed.model.params import Params
@@ -254,6 +255,7 @@ class Worker(Protocol):
 
     folder: RunFolder
     config: Config
+    description: Description
 
     def world(self, seed: int) -> World: ...
 
@@ -263,7 +265,7 @@ class Worker(Protocol):
 
     def current(self, seed: int, besides: Collection[str] = ()) -> Params: ...
 
-    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
+    def about(self, label: str, entry: Entry | None = None) -> MethodFacts: ...
 
     def way_out(self, entry: Entry) -> str: ...
 

@@ -29,8 +29,9 @@ TRAINERS = ("engine", "evaluator")
 def training_key(run: RunRecord) -> str:
     """Equal for two runs that train the same θ* from the same seed."""
     config = {name: value for name, value in run.config.to_json().items() if name not in ASIDE}
-    made = {name: run.description.get(name) for name in MADE_BY}
-    revised = {name: run.description.get("revisions", {}).get(name) for name in TRAINERS}
+    about = run.description.to_json()
+    made = {name: about.get(name) for name in MADE_BY}
+    revised = {name: run.description.revisions.get(name) for name in TRAINERS}
     return json.dumps([config, made, revised], sort_keys=True)
 
 

@@ -25,6 +25,7 @@ from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
+from unfed.folder.info import RunInfo
 from unfed.runs.run import Run
 from unfed.runs.status import info_of, status
 from unfed.studies import grid
@@ -67,20 +68,20 @@ class Member:
     place: Place
     run: Run
 
-    def shown(self) -> tuple[dict[str, Any], list[Any]]:
+    def shown(self) -> tuple[RunInfo, list[Any]]:
         """What the run says of itself, and its lines, as if this variant had been alone."""
         labels, info = self.place.labels, info_of(self.run)
-        jobs = [
-            {**job, "method": labels.get(job["method"], job["method"])}
-            for job in info.get("jobs") or []
-            if job["request"] is None or job["method"] in labels
-        ]
+        jobs = tuple(
+            job.model_copy(update={"method": labels.get(job.method, job.method)})
+            for job in info.jobs
+            if job.request is None or job.method in labels
+        )
         lines = [
             {**line, "method": labels.get(line["method"], line["method"])}
             for line in self.run.lines()
             if line["method"] in labels or line["method"] not in self.run.config.methods.run
         ]
-        return {**info, "config": self.place.own.to_json(), "jobs": jobs}, lines
+        return info.model_copy(update={"config": self.place.own.to_json(), "jobs": jobs}), lines
 
 
 @dataclass(frozen=True)
@@ -187,14 +188,14 @@ def runs_of(members: Sequence[Member]) -> list[Run]:
 
 def at_once(runs: Sequence[Run], wanted: int | None) -> int:
     """How many of these runs are worked on at once."""
-    alone = all(str(run.description.get("hardware", "")).endswith(", 1 CPU threads") for run in runs)
-    on_cpu = all(run.description.get("device") == "cpu" for run in runs)
+    alone = all(run.description.hardware.endswith(", 1 CPU threads") for run in runs)
+    on_cpu = all(run.description.device == "cpu" for run in runs)
     return grid.at_once(len(runs), alone and on_cpu, wanted)
 
 
 def cells(runs: Sequence[Run], allow_code: bool = False) -> list[GridCell]:
     """The runs that are not finished, as cells of a grid; each is called by its folder."""
-    left = [str(run.folder.path) for run in runs if status(run)["state"] != "finished"]
+    left = [str(run.folder.path) for run in runs if status(run).state != "finished"]
     return [GridCell(folder, _go_on, (folder, allow_code)) for folder in left]
 
 
@@ -279,12 +280,10 @@ def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:
     return groups if len(groups) > 1 else {one.variant.name: [one] for one in members}
 
 
-def merged(members: Sequence[Member]) -> tuple[dict[str, Any], list[Any]]:
+def merged(members: Sequence[Member]) -> tuple[RunInfo, list[Any]]:
     """Repetitions as one run: what the first says of itself, all seeds, all lines."""
     shown = [one.shown() for one in members]
-    infos = [info for info, _ in shown]
-    seeds = [seed for one in members for seed in one.run.config.seed_list]
-    config: Mapping[str, Any] = infos[0].get("config") or {}
-    jobs = [job for info in infos for job in info.get("jobs") or []]
-    about = {**infos[0], "seeds": seeds, "config": {**config, "seed": seeds}, "jobs": jobs}
-    return about, [line for _, lines in shown for line in lines]
+    first, seeds = shown[0][0], [seed for one in members for seed in one.run.config.seed_list]
+    jobs = tuple(job for info, _ in shown for job in info.jobs)
+    about = {"seeds": tuple(seeds), "config": {**first.config, "seed": seeds}, "jobs": jobs}
+    return first.model_copy(update=about), [line for _, lines in shown for line in lines]

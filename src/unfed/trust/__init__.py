@@ -1,7 +1,7 @@
 """Trust: signed deletion requests, a log of who took part, evidence that others can check.
 
     signing.py        canonical JSON (RFC 8785), Ed25519 keys in files, DSSE envelopes
-    merkle.py         trees of hashes and their proofs (RFC 9162)
+    merkle.py         trees of hashes, and proofs from them (RFC 9162)
     log.py            what happened, in order, append-only
     participation.py  who may ask, under which pseudonyms, and who took part in which round
     request.py        what a client asks for and takes back, and the operator's signed answer

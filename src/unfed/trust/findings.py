@@ -16,7 +16,9 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
+from unfed.folder import carriers, undo_results
 from unfed.folder.folder import RunFolder
+from unfed.folder.layout import MethodFacts
 from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.digest import fingerprint
 from unfed.requests.entry import Entry, Job
@@ -46,7 +48,7 @@ def served(record: RunRecord, request: str | None = None) -> Entry:
         done = [one for one in entries if one.state == "fulfilled"]
         if not done:
             called = "it belongs to a call of unfed.unlearn, and `{}` shows what was measured"
-            command = record.command("report" if (call := record.description.get("call")) else "forget")
+            command = record.command("report" if (call := record.description.call) else "forget")
             what = (called if call else "`{}` serves one").format(command)
             raise UnfedError(f"{record.folder.path} has served no request, so there is no evidence to sign; {what}.")
         if len(done) > 1:
@@ -83,7 +85,7 @@ def findings(record: RunRecord, entry: Entry) -> dict[str, Any]:
         "request": _request(entry),
         "method": {
             "name": entry.method,
-            "title": str(about["title"]),
+            "title": about.title,
             "until": entry.until,
             "rounds": int(line.get("round", 0)),
             "hyperparameters": dict(entry.how.set),
@@ -97,17 +99,17 @@ def findings(record: RunRecord, entry: Entry) -> dict[str, Any]:
         "earlier": [*(line.get("earlier") or {}).values()],  # their names may be those of other clients
         "still_carries": _carries(record, entry.request.id),
         "not_measured": sorted(set(_missing({"measured": measured, "gate": gate, "undo": undone}))),
-        "config": _config(record.description["config"]),
+        "config": _config(record.description.config),
         "versions": _versions(record, job),
-        "engine": str(record.description["engine"]),
-        "hardware": str(record.description.get("hardware")),
+        "engine": record.description.engine,
+        "hardware": record.description.hardware,
     }
 
 
 def _versions(record: RunRecord, job: Job) -> dict[str, str]:
     """The versions by which a job came to its end; of an older state, those of the run."""
     saved = record.folder.saved(job)
-    return dict((saved and saved.versions) or record.description.get("versions") or {})
+    return dict((saved and saved.versions) or record.description.versions)
 
 
 def models(record: RunRecord, job: Job) -> dict[str, str]:
@@ -206,14 +208,13 @@ def _known(value: Any) -> Any:
     return not_measured("no round was scored") if value is None else value
 
 
-def _views(about: Mapping[str, Any]) -> dict[str, Any]:
+def _views(about: MethodFacts) -> dict[str, Any]:
     """Which rows the method trains on, as it was written down when it was chosen."""
-    needs = about.get("needs")
-    if needs is None:
+    if (needs := about.needs) is None:
         return {"trained_on": None, "said": "This run does not say which views of the data the method reads."}
     forget = "forget" in needs
     return {
-        "trained_on": sorted(str(view) for view in needs),
+        "trained_on": sorted(needs),
         "said": "The method also reads the rows that leave."
         if forget
         else "The method trains on the rows that stay, and asks for no other.",
@@ -232,18 +233,17 @@ _INSIDE = {
 
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
-    whole = next(
-        (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == job.key), None
-    )
+    tried = undo_results.measured(record.folder, record.config)
+    whole = next((one for one in tried if (one.seed, one.request, one.method) == job.key), None)
     if whole is None:
         if entry.purged:  # a probe trains on what it took out, and is refused from then on
             return not_measured("what was tried, if anything, was purged with the data that left")
-        if entry.request.id in record.info()["probes_purged"]:
+        if entry.request.id in undo_results.purged(record.folder):
             return not_measured("what was tried was purged with other data (`unfed probe` tries again)")
-        return not_measured("nobody tried to undo it (`unfed probe` does)")
+        return not_measured("undoing was not tried (`unfed probe` tries it)")
     found: dict[str, Any] = {}
     for name in ("unlearned", "retrain"):
-        own = whole["measured"].get(name) or {}
+        own = whole.measured.get(name) or {}
         found[name] = {
             "flip": _only(own.get("flip"), ("forget", "test", "backdoor", "mia", "reason")),
             "lift": _only(own.get("lift"), ("back_1", "back_5", "reason")),
@@ -264,9 +264,9 @@ def _only(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
 def _carries(record: RunRecord, request: str) -> list[dict[str, Any]]:
     """What in the folder still carries the request: which kinds of files, and how many of each."""
     counts: dict[str, int] = {}
-    for one in record.info()["influence"]:
-        if one["request"] == request:
-            counts[one["what"]] = counts.get(one["what"], 0) + 1
+    for one in carriers.influence(record.folder, record.folder.book()):
+        if one.request == request:
+            counts[one.what] = counts.get(one.what, 0) + 1
     return [{"what": what, "files": count} for what, count in counts.items()]
 
 

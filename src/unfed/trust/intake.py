@@ -17,8 +17,9 @@ caller at a time, so nothing that is handed in at the same moment is lost; `serv
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -253,32 +254,37 @@ def refuse(run: Run, name: str, reason: str) -> Path:
 
 @dataclass(frozen=True)
 class IntakeRow:
-    """Where a request stands, from its file and the log."""
+    """Where a request stands, from its file and the log: a row of the page and of the interface."""
 
     id: str
-    number: int
+    subject: str
     state: str
     reason: str | None
-    phase: str
-    """Where it is inside its state: filed, perturbed, round k, gated, published."""
-    agent: str | None
+    standing: str
+    phase: str | None
+    """Where it is while it is served: filed, perturbed, round k, gated, published."""
+    signed_by: str | None
     """Who signed it; None where it was asked without a signature."""
-    kind: str
-    created: str
+    asked: str
     changed: str | None
-    received: str | None
     expected_by: str | None
+    overdue: bool
+    owed: bool
+    shared_with: int
+    why: str | None
+    still_carries: list[dict[str, str | int]]
+    """What in the folder carries it, and how many files."""
 
 
 def rows(folder: RunFolder, trust: TrustFolder) -> list[IntakeRow]:
     """Every request in the order in which they came."""
-    leaves = trust.log.leaves
-    about: dict[Any, list[Mapping[str, Any]]] = {}
-    for leaf in leaves:
-        about.setdefault(str(leaf.get("request")), []).append(leaf)
+    leaves = trust.log.leaves  # before the files: what another process files is in these
+    book, carried = folder.book(), dict[str, Counter[str]]()
+    for one in carriers.influence(folder, book):
+        carried.setdefault(one.request, Counter())[one.what] += 1
     return [
-        _row(entry, trust, about.get(entry.request.id, []) if entry.shared is None else leaves_about(entry, leaves))
-        for entry in folder.book().entries
+        _row(entry, trust.agent(entry.request.id), leaves_about(entry, leaves), carried.get(entry.request.id, {}))
+        for entry in book.entries
     ]
 
 
@@ -287,13 +293,25 @@ def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapp
     return [leaf for leaf in leaves if leaf.get("request") in entry.names]
 
 
-def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> IntakeRow:
+def _row(entry: Entry, agent: str | None, own: Sequence[Mapping[str, Any]], carried: Mapping[str, int]) -> IntakeRow:
     received = next((leaf["at"] for leaf in own if leaf["type"] == "request"), None)
     due = next((leaf["expected_by"] for leaf in own if leaf["type"] == "acknowledgement"), None)
-    agent = trust.agent(entry.request.id)
-    moments = (entry.created, entry.changed, received, due)
     return IntakeRow(
-        entry.request.id, entry.number, entry.state, entry.reason, phase(own), agent, entry.request.kind, *moments
+        id=entry.request.id,
+        subject=entry.request.subject,
+        state=entry.state,
+        reason=entry.reason,
+        standing=entry.standing,
+        phase=phase(own) if entry.state == "in_progress" else None,
+        signed_by=agent,
+        asked=received or entry.created,
+        changed=entry.changed,
+        expected_by=due,
+        overdue=bool(due and entry.state not in ("fulfilled", "revoked") and due < now()),
+        owed=entry.owed,
+        shared_with=max(0, len(entry.together) - 1),
+        why=entry.why,
+        still_carries=[{"what": what, "files": count} for what, count in carried.items()],
     )
 
 
@@ -321,7 +339,7 @@ class Intake:
     def __init__(self, run: Run, handling: Handling | None = None) -> None:
         self.run, self._handling = run, handling or Handling()
         self.trust = TrustFolder(run.folder.path)
-        self.trust.key  # noqa: B018  (without it nothing can be answered: said before anybody asks)
+        self.trust.require_key()  # without it nothing can be answered
         self._one_at_a_time = threading.RLock()
 
     # --- taking ---------------------------------------------------------------------------------------------------
@@ -337,23 +355,21 @@ class Intake:
         with self._one_at_a_time:
             return receive(self.run, data, opening, self._handling).acknowledgement
 
-    def revoke(self, data: bytes) -> dict[str, Any]:
+    def revoke(self, data: bytes) -> IntakeRow:
         """Let a request go, by a signed revocation; where it stands now."""
         with self._one_at_a_time:
             return self.follow(take_back(self.run, data).request.id)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
-    def queue(self) -> list[dict[str, Any]]:
+    def queue(self) -> list[IntakeRow]:
         """Every request in the order in which they came, as the page and the interface show it."""
         with self._one_at_a_time:
-            found = rows(self.run.folder, self.trust)  # before the files: what another process files is in these
-            entries, carried = {entry.request.id: entry for entry in self.run.folder.book().entries}, self._carried()
-            return [_told(row, entries[row.id], carried.get(row.id, [])) for row in found]
+            return rows(self.run.folder, self.trust)
 
-    def follow(self, name: str) -> dict[str, Any]:
+    def follow(self, name: str) -> IntakeRow:
         """Where one request stands."""
-        found = next((row for row in self.queue() if row["id"] == name), None)
+        found = next((row for row in self.queue() if row.id == name), None)
         if found is None:
             raise Unknown(f"There is no request {name[:64]!r} here; check its id.")
         return found
@@ -365,13 +381,8 @@ class Intake:
             assert entry is not None
             own = leaves_about(entry, self.trust.log.leaves)
             events = [(date_text(str(leaf["at"])), said) for leaf in _without_rounds(own) if (said := _event(leaf))]
-            checks = (entry.gate or {}).get("checks") or []
-            return {
-                **found,
-                "events": events,
-                "checks": checks,
-                "way_out": self.run.way_out(entry) if entry.owed else "",
-            }
+            more = {"events": events, "checks": (entry.gate or {}).get("checks") or []}
+            return {**asdict(found), **more, "way_out": self.run.way_out(entry) if entry.owed else ""}
 
     def acknowledgement(self, name: str) -> Envelope:
         """The signed answer to a request."""
@@ -391,34 +402,6 @@ class Intake:
     def in_force(self) -> str:
         """Which model is in force, in words."""
         return "; ".join(in_force(self.run, seed).sentence for seed in self.run.config.seed_list)
-
-    def _carried(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for one in carriers.influence(self.run.folder, self.run.folder.book()):
-            found.setdefault(one["request"], []).append(one["what"])
-        return found
-
-
-def _told(row: IntakeRow, entry: Entry, carried: list[str]) -> dict[str, Any]:
-    over = entry.state in ("fulfilled", "revoked")
-    counts = {what: carried.count(what) for what in carried}
-    return {
-        "id": row.id,
-        "subject": entry.request.subject,
-        "state": row.state,
-        "reason": row.reason,
-        "standing": entry.standing,
-        "phase": row.phase if row.state == "in_progress" else None,
-        "signed_by": row.agent,
-        "asked": row.received or row.created,
-        "changed": row.changed,
-        "expected_by": row.expected_by,
-        "overdue": bool(row.expected_by and not over and row.expected_by < now()),
-        "owed": entry.owed,
-        "shared_with": max(0, len(entry.together) - 1),
-        "why": entry.why,
-        "still_carries": [{"what": what, "files": count} for what, count in counts.items()],
-    }
 
 
 def _without_rounds(leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

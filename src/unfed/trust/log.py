@@ -211,15 +211,9 @@ class Log:
                 " it was cut or changed; restore it from a copy."
             )
 
-    # --- proofs ---------------------------------------------------------------------------------------------------
-
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """That a leaf stands at its place in the log of this size."""
         return merkle.inclusion(self.hashes[:size], index)
-
-    def consistency(self, first: int, second: int) -> list[bytes]:
-        """That the log of the second size grew from that of the first."""
-        return merkle.consistency(self.hashes[:second], first)
 
 
 def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) -> list[str]:

@@ -5,14 +5,9 @@
     leaf of a round     model digest, and the root over the sorted pseudonyms of those whose updates came back
     participants.jsonl  the pseudonyms behind each root, so that a proof can be made; one line per root
 
-    proof = a signed checkpoint
-          + the frontier of the log up to the place, and every leaf after it: they give the checkpoint's root,
-            so no leaf after the place is kept back
-          + for each round among them: the absence of the pseudonym from the round's sorted tree
-
 The operator's key may ask for anything; a client's key only for that client's own data. Once a client's secret is
-destroyed, which is part of purge, nothing in the log can be told to be about it. What a proof shows is what the log
-says: a server that trains beside its log is outside what this can show.
+destroyed, which is part of purge, nothing in the log can be linked to it. The log shows what the server wrote: training
+beside it is outside what this can show.
 """
 
 from __future__ import annotations
@@ -22,19 +17,20 @@ import hmac
 import json
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from unfed import storage
+from pydantic import Field
+
+from unfed import records, storage
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.records import parsed
+from unfed.records import JsonRecord, parsed
 from unfed.requests.entry import now
 from unfed.trust import merkle, signing
-from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in, read_from
-from unfed.trust.merkle import Absence, Frontier
+from unfed.trust.log import read_from
 from unfed.trust.signing import Envelope, PublicKey, SigningKey
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -108,6 +104,13 @@ PSEUDONYMS = "pseudonyms.json"
 _BYTES = 32
 
 
+class Secrets(JsonRecord):
+    """What `pseudonyms.json` says: the secret of each client, and when secrets were destroyed."""
+
+    secrets: Mapping[str, Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _BYTES}}}$")]]
+    destroyed: Mapping[str, str]
+
+
 class Pseudonyms:
     """The secrets behind the pseudonyms of a run's clients."""
 
@@ -133,25 +136,17 @@ class Pseudonyms:
     def destroy(self, clients: Collection[str]) -> list[str]:
         """Take the secrets of clients away for good; the names of those that had one."""
         with presence.held(self._folder, "pseudonyms", wait=-1):
-            kept, before = self._read(), self._graves()
+            kept, before = self._read(), self._file().destroyed
             gone = sorted(name for name in clients if name in kept)
             if gone:
                 left = {name: secret for name, secret in kept.items() if name not in gone}
-                self._write(left, before | dict.fromkeys(gone, now()))
+                self._write(left, {**before, **dict.fromkeys(gone, now())})
         self._known = {name: secret for name, secret in self._known.items() if name not in clients}
         return gone
 
     def destroyed(self) -> dict[str, int]:
         """When secrets were destroyed, and how many at that moment."""
-        return dict(Counter(self._graves().values()))
-
-    def _graves(self) -> dict[str, str]:
-        path = self.file
-        raw = storage.read_json(path, "list of pseudonyms") if path.exists() else {"destroyed": {}}
-        found = raw.get("destroyed") if isinstance(raw, dict) else None
-        if not isinstance(found, dict) or not all(isinstance(date, str) for date in found.values()):
-            raise UnfedError(f"{path} is damaged; restore it from a copy.")
-        return found
+        return dict(Counter(self._file().destroyed.values()))
 
     def _draw(self, names: Collection[str]) -> None:
         with presence.held(self._folder, "pseudonyms", wait=-1):
@@ -159,22 +154,20 @@ class Pseudonyms:
             fresh = [name for name in dict.fromkeys(names) if name not in self._known]
             if fresh:
                 self._known |= {name: secrets.token_bytes(_BYTES) for name in fresh}
-                self._write(self._known, self._graves())
+                self._write(self._known, self._file().destroyed)
 
     def _read(self) -> dict[str, bytes]:
-        path = self.file
-        if not path.exists():
-            return {}
-        raw = storage.read_json(path, "list of pseudonyms")
-        try:
-            found = {name: bytes.fromhex(secret) for name, secret in raw["secrets"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UnfedError(f"{path} is damaged; restore it from a copy.") from error
-        if any(len(secret) != _BYTES for secret in found.values()):
-            raise UnfedError(f"{path} holds a secret that is not of {_BYTES} bytes; restore it from a copy.")
-        return found
+        return {name: bytes.fromhex(secret) for name, secret in self._file().secrets.items()}
 
-    def _write(self, known: dict[str, bytes], destroyed: dict[str, str]) -> None:
+    def _file(self) -> Secrets:
+        raw = (
+            storage.read_json(self.file, "list of pseudonyms")
+            if self.file.exists()
+            else {"secrets": {}, "destroyed": {}}
+        )
+        return records.read(Secrets, raw, str(self.file))
+
+    def _write(self, known: Mapping[str, bytes], destroyed: Mapping[str, str]) -> None:
         plain = {name: secret.hex() for name, secret in known.items()}
         storage.write_json(self.file, {"schema": 1, "secrets": plain, "destroyed": destroyed})
 
@@ -232,86 +225,3 @@ class Participants:
             except (ValueError, KeyError, TypeError) as error:
                 raise UnfedError(f"{self._path} is damaged; restore it from a copy.") from error
         return self._known
-
-
-@dataclass(frozen=True)
-class ShownAbsence:
-    """What a proof of absence shows, once it holds."""
-
-    pseudonym: str
-    after: int
-    """The place in the log after which every leaf was looked at."""
-    rounds: int
-    """How many rounds there are after it."""
-    checkpoint: Checkpoint
-
-
-def prove_absence(log: Log, participants: Participants, pseudonym: bytes, after: int) -> dict[str, Any]:
-    """That a pseudonym took part in no round after a place in the log, up to its newest checkpoint.
-
-    Refused, with the round, where it did take part.
-    """
-    signed = log.latest()
-    size = Checkpoint.from_json(signing.shown(signed)).size
-    lines = log.lines[:size]
-    if not 0 <= after < size:
-        raise UnfedError(f"The log has {size} leaves that are signed for; leaf {after} is not among them.")
-    proofs, known = [], dict[str, dict[str, Any]]()  # rounds with the same members have the same proof
-    for place, line in enumerate(lines[after + 1 :], after + 1):
-        leaf = leaf_in(line, f"leaf {place}")
-        if leaf["type"] != ROUND:
-            continue
-        root = leaf["participants"]["root"]
-        if root not in known:
-            members = participants.of(root)
-            if pseudonym in members:
-                raise UnfedError(
-                    f"It took part in round {leaf['round']} of {leaf['method']} (leaf {place} of the log), so there is"
-                    f" no proof that it took part in none after leaf {after}."
-                )
-            known[root] = merkle.absence(members, pseudonym).to_json()
-        proofs.append({"leaf": place, **known[root]})
-    frontier = Frontier().add(*(merkle.leaf_hash(line) for line in lines[: after + 1]))
-    return {
-        "pseudonym": pseudonym.hex(),
-        "after": after,
-        "frontier": merkle.hexed(frontier.peaks),
-        "leaves": [line.decode() for line in lines[after + 1 :]],
-        "absences": proofs,
-        "checkpoint": signed.to_json(),
-    }
-
-
-def verify_absence(proof: Any, keys: Sequence[PublicKey]) -> ShownAbsence:
-    """What a proof shows, if it holds under one of these keys; else the sentence that says why not."""
-    try:
-        pseudonym, after = bytes.fromhex(proof["pseudonym"]), proof["after"]
-        texts, said = proof["leaves"], {one["leaf"]: Absence.from_json(one) for one in proof["absences"]}
-        if not isinstance(after, int) or after < 0 or not all(isinstance(text, str) for text in texts):
-            raise TypeError
-        frontier, signed = Frontier(after + 1, merkle.unhexed(proof["frontier"])), signing.read(proof["checkpoint"])
-        lines = [text.encode() for text in texts]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnfedError("This is no proof that somebody took part in no round; ask for it again.") from error
-    checkpoint = checkpoint_in(signed, keys)
-    grown = frontier.add(*(merkle.leaf_hash(line) for line in lines))
-    if (grown.size, grown.root.hex()) != (checkpoint.size, checkpoint.root):
-        raise UnfedError("The leaves in the proof are not all those that the checkpoint was signed over: refused.")
-    rounds = 0
-    for place, line in enumerate(lines, after + 1):
-        leaf = leaf_in(line, f"leaf {place} of the proof")
-        if leaf["type"] != ROUND:
-            continue
-        rounds += leaf.get("round") != 0  # 0 is the model as the method begins with it
-        # The root alone does not say how many leaves it is over; the leaf does.
-        fits = place in said and said[place].size == leaf["participants"]["size"]
-        if not fits or not merkle.absent(pseudonym, said[place], _root_of(leaf, place)):
-            raise UnfedError(f"The proof does not show that it took no part in the round at leaf {place}: refused.")
-    return ShownAbsence(pseudonym.hex(), after, rounds, checkpoint)
-
-
-def _root_of(leaf: Mapping[str, Any], place: int) -> bytes:
-    try:
-        return bytes.fromhex(leaf["participants"]["root"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnfedError(f"The round at leaf {place} does not say who took part; the proof is refused.") from error

@@ -39,6 +39,7 @@ from unfed.trust import merkle, signing, verifier
 from unfed.trust.log import Checkpoint, Log, checkpoint_in
 from unfed.trust.participation import OPERATOR, Roster
 from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical
+from unfed.trust.verifier import NotVerified
 
 TYPE = "application/vnd.unfed.request+json"
 FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "expires-at", "drp.version", "exercise", "regime")
@@ -315,13 +316,13 @@ def acknowledged(signed: Envelope, keys: Sequence[PublicKey]) -> Acknowledgement
     value, _ = signing.opened(signed, ACKNOWLEDGEMENT, keys, "acknowledgement")
     try:
         request, checkpoint = signing.read(value["request"]), checkpoint_in(signing.read(value["checkpoint"]), keys)
-        proof, leaf, line = merkle.unhexed(value["inclusion"]), value["leaf"], value["line"].encode()
+        proof, leaf, line = value["inclusion"], value["leaf"], merkle.leaf_hash(value["line"].encode())
         names = ("received-at", "expected_by", "status", "business-id", "pseudonym")
         received, due, status, business, pseudonym = (value[name] for name in names)
         named = request.digest in value["line"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        inside = verifier.climbed(line, leaf, checkpoint.size, proof).hex() == checkpoint.root
+    except (NotVerified, *verifier.MALFORMED) as error:
         raise UnfedError("This is no acknowledgement of a request; ask for it again.") from error
-    inside = merkle.included(merkle.leaf_hash(line), leaf, checkpoint.size, proof, bytes.fromhex(checkpoint.root))
     if not (named and inside):
         raise UnfedError("The acknowledgement does not show that its request stands in the log; it is refused.")
     return Acknowledgement(request, received, due, status, business, pseudonym, leaf, checkpoint)

@@ -39,7 +39,7 @@ from unfed import storage
 from unfed.errors import UnfedError, extra
 from unfed.report.wording import date_text
 from unfed.requests.entry import now
-from unfed.trust.intake import Intake, Unknown
+from unfed.trust.intake import Intake, IntakeRow, Unknown
 from unfed.trust.request import NotBelieved
 from unfed.trust.signing import Envelope
 from unfed.trust.verdict import environment
@@ -165,7 +165,7 @@ def _interface(app: FastAPI, intake: Intake, rules: Rules, taken: Callable[[], N
         return _signed(answer, 201)
 
     @app.post("/api/revocations")
-    async def revoke(request: Request) -> dict[str, Any]:
+    async def revoke(request: Request) -> IntakeRow:
         return await run_in_threadpool(intake.revoke, await rules.body(request))
 
     @app.get("/api/requests")
@@ -189,7 +189,7 @@ def _pages(app: FastAPI, intake: Intake) -> None:
     @app.get("/", response_class=HTMLResponse)
     def queue() -> str:
         rows = intake.queue()
-        working = any(row["state"] == "in_progress" for row in rows)
+        working = any(row.state == "in_progress" for row in rows)
         told = {"rows": rows, "in_force": intake.in_force(), "working": working, "name": intake.run.folder.path.name}
         return environment().get_template("queue.html.j2").render(**told, date=date_text, at=now())
 

@@ -76,7 +76,7 @@ def measure(item: Item, spec: Spec, run: Run) -> Numbers:
         }
     said = f"{spec.name}: Retrain stands in for a model trained twice as long, which makes FT's time too long."
     if long == LONG:
-        rounds = {label: plain_facts(config, label)["rounds"] for label in ("retrain", LONG)}
+        rounds = {label: plain_facts(config, label).rounds for label in ("retrain", LONG)}
         said = f"{spec.name}: θ*_long is Retrain after {rounds[LONG]} rounds, Retrain itself after {rounds['retrain']}."
     return {"methods": methods, "said": [said]}
 
