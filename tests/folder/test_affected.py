@@ -211,7 +211,7 @@ def test_what_is_named_to_be_typed_can_be_typed_whatever_the_folder_is_called(te
     assert commands(run, "1") == {
         ("purge", where, "--request", "first"),
         ("probe", where, "--request", "first"),
-        ("forget", where, "--client", "1", "--method", "sealed", "--id", "first-lasts"),
+        ("forget", where, "--client", "1", "--id", "first-lasts"),
         ("report", where),
     }
     run.queue.file(Request("second", clients=("2",)), "ft", "1", 0)
@@ -222,7 +222,7 @@ def test_nobody_is_sent_to_a_probe_that_is_refused_since_the_request_was_purged(
     run.forget(Request("first", clients=("1",)), "not", until=1)
     purge(run, "first")
     (left,) = affected(run, "1")
-    ends = run.command("forget", "--client", "1", "--method", "sealed", "--id", "first-lasts")
+    ends = run.command("forget", "--client", "1", "--id", "first-lasts")
     assert left.do == f"how far cannot be shown any more, for the request was purged; `{ends}` ends it"
 
 
