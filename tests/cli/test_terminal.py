@@ -227,10 +227,11 @@ def test_a_method_is_a_line_of_the_list() -> None:
     assert "history: history that was recorded" in said and "central: one model and one data set" in said
 
 
-def test_what_a_gate_found_stands_below_its_request_check_by_check() -> None:
-    checks = [dict(name=name, value=1.5, verdict="passed", what="the drop", bound=2.0) for name in ("utility", "other")]
+def test_what_a_gate_found_stands_below_its_request_in_a_line() -> None:
+    common = dict(value=1.5, verdict="passed", what="the drop", bound=2.0)
+    checks = [common | dict(name="utility", decides=True), common | dict(name="other", decides=False)]
     request = dict(id="r1", state="denied", standing="denied (gate)", why="It lost too much.", owed=True)
     request |= {"way_out": "ask again", "gate": {"checks": checks}}
     said = request_line(RequestInfo.model_validate(request)).splitlines()
     assert said[0] == "request r1: denied (gate); It lost too much; it stays owed: ask again."
-    assert [text.split(": ")[0] for text in said[1:]] == ["  gate, utility", "  gate, other"]
+    assert said[1:] == ["  gate: utility passed (1.5, at most 2), other passed"]

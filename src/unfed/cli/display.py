@@ -19,11 +19,11 @@ from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
 from unfed.report import tables
 from unfed.report.rules import Row
-from unfed.report.sentences import earlier_words, falls, gate_words, left_before, verdicts
+from unfed.report.sentences import earlier_words, falls, left_before, verdicts
 from unfed.report.tables import name_of, star
 from unfed.report.undo import ABOVE
 from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
-from unfed.requests.entry import Job
+from unfed.requests.entry import GateSaid, Job
 from unfed.requests.reversible import inverse_of
 from unfed.runs.lineage import ending
 from unfed.runs.probe import first_look
@@ -345,8 +345,20 @@ def request_line(request: RequestInfo) -> str:
         about.append(f"promised by {request.expected_by}")
     if request.owed:
         about.append(f"it stays owed: {request.way_out}")
-    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(request.gate)]
-    return escape("; ".join(about) + ("." if request.owed else "") + "".join(checks))
+    return escape("; ".join(about) + ("." if request.owed else "") + _gate_in_short(request.gate))
+
+
+def _gate_in_short(gate: GateSaid | None) -> str:
+    """A line of the gate's checks, with numbers where they decide or failed; the report has whole sentences."""
+    if gate is None or not gate.checks:
+        return ""
+    found = []
+    for check in gate.checks:
+        counts = is_measured(check.value) and (check.decides or check.verdict == "failed")
+        number = f" ({check.value:.3g}, at most {check.bound:.3g})" if counts else ""
+        found.append(f"{check.name} {check.verdict}{number}")
+    accepted = f"; put in force all the same by {by.get('by')}, {by.get('at')}" if (by := gate.accepted) else ""
+    return f"\n  gate: {', '.join(found)}{accepted}"
 
 
 def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
