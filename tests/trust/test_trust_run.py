@@ -449,7 +449,7 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
         run.execute(logbook.LoggedWatch(run, TrustFolder(home / "run"), Stopped()))
     serve(home)
     leaves = TrustFolder(home / "run").log.leaves
-    rounds = [leaf["round"] for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "not"]
+    rounds = [leaf["round"] for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "retrain"]
     assert rounds == [0, 1, 2]
     assert faults_of(home / "run") == []
 

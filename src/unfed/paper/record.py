@@ -161,6 +161,13 @@ class KeptResults:
         return [line for job, columns in self.jobs.items() for line in _lines(job, columns)]
 
 
+LATER: Mapping[str, Mapping[str, Any]] = {
+    "training": {"keep_every": 0},
+    "unlearning": {"epochs": None, "tune": []},
+}
+"""What can be said of a run since results were first kept, with what it was before."""
+
+
 def key_of(config: Mapping[str, Any]) -> str:
     """The digest of what a result depends on, but for its seed and its method."""
     return hashlib.sha256(json.dumps(_telling(config), sort_keys=True).encode()).hexdigest()[:12]
@@ -175,8 +182,10 @@ def _telling(config: Mapping[str, Any]) -> dict[str, Any]:
     for table in ("training", "unlearning"):  # no honest client sends what this refuses
         if robust := rest[table].get("robust"):
             rest[table] = {**rest[table], "robust": {k: v for k, v in robust.items() if k != "refuse_above"}}
-    if rest["unlearning"]["epochs"] is None:  # files that were kept before it could be said have the same name
-        rest["unlearning"] = {name: value for name, value in rest["unlearning"].items() if name != "epochs"}
+    for table, later in LATER.items():  # files that were kept before these could be said have the same name
+        rest[table] = {name: value for name, value in rest[table].items() if later.get(name, ...) != value}
+    if not said["unlearning"]["tune"]:
+        rest["unlearning"].pop("tune_rounds", None)
     return rest
 
 

@@ -298,8 +298,11 @@ def _kept(bench: Bench, population: Population, chosen: Values, about: Mapping[s
     bench.keep(kind, bench.unlearned(chosen, population.about.seeds, quiet))
     with presence.held(folder, "begin", wait=-1):  # another process may have added its method meanwhile
         old = store.load(folder).about
-        kinds = tuple(dict.fromkeys((*old.kinds, kind)))
-        store.describe(folder, replace(old, kinds=kinds, tuned={**old.tuned, kind: dict(about)}))
+        tuned = {**old.tuned, kind: dict(about)}
+        plain = [one for one in old.kinds if one not in tuned]
+        places = {tuned_label(one): place for place, one in enumerate(plain)}
+        behind = sorted(tuned, key=lambda one: (places.get(one, len(plain)), one))  # not as they ended
+        store.describe(folder, replace(old, kinds=(*plain, *behind), tuned={one: tuned[one] for one in behind}))
 
 
 def tuned_label(label: str) -> str:
