@@ -349,7 +349,7 @@ def request_line(request: RequestInfo) -> str:
 
 
 def _gate_in_short(gate: GateSaid | None) -> str:
-    """A line of the gate's checks, with numbers where they decide or failed; the report has whole sentences."""
+    """A line of the gate's checks, with numbers where they decide or failed."""
     if gate is None or not gate.checks:
         return ""
     found = []
