@@ -41,7 +41,7 @@ def test_costs_are_those_of_the_training_for_as_many_rounds(run: Run) -> None:
 
 def test_the_default_comes_first_with_its_trials_and_local_epochs_counted(run: Run) -> None:
     first, trained = run.plan(LEAVES)[0], run.lines()[-1]
-    assert first.method == DEFAULT and first.lasts == "exact" and first.rounds == 4 + 3 * 2
+    assert first.method == DEFAULT and first.lasts == "exact" and first.rounds == 4 + 3 * 3
     assert first.seconds == pytest.approx(float(trained["seconds"]) * first.rounds / 4 * 3)
     done = run.forget(LEAVES)
     assert (done.entry.method, done.entry.until) == ("retrain", "4")

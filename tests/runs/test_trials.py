@@ -67,7 +67,7 @@ def test_the_rate_of_the_best_trial_is_taken_and_the_job_is_that_of_this_rate(ru
     run.forget(BYE, "not", until=2, how=TUNED)
     found, meant = tuned_by(run), {str(rate): truth(run, rate) for rate in RATES}
     assert found["validation"] == pytest.approx(meant) and len({*meant.values()}) == 3
-    good = [rate for rate in RATES if meant[str(rate)] >= max(meant.values()) - 2]
+    good = [rate for rate in RATES if meant[str(rate)] >= max(meant.values()) - 5]
     assert found["lr"] == max(good) and found["rounds"] == 6
     plain = Run.open(copy)
     plain.forget(BYE, "not", until=2, how=RequestOptions({"unlearning": {"lr": found["lr"]}}))
@@ -103,7 +103,7 @@ def test_a_rate_that_spoils_the_model_is_out_and_where_all_do_it_is_refused(run:
 
 
 def test_of_rates_that_are_nearly_as_good_the_highest_is_taken(small: Small) -> None:
-    world, values = simulated(small(*SETS), 0), iter([80.0, 78.0, 77.9])
+    world, values = simulated(small(*SETS), 0), iter([80.0, 75.0, 74.9])
     server = serve(world, (BYE,), tune=(0.01, 0.02, 0.03), tune_rounds=1)
     assert try_rates(server, FineTune(), lambda params: next(values))["lr"] == 0.02
 

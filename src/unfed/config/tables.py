@@ -228,7 +228,7 @@ class UnlearningConfig(ConfigTable):
     """How often a client goes through its rows in a round of recovery; default: as in training."""
     tune: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
     """Learning rates to try: each gets a short trial, and the best on validation rows is taken."""
-    tune_rounds: Positive = 2
+    tune_rounds: Positive = 3
     """Rounds of each such trial."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """The largest l2 norm of a step's gradient; without it as in training."""

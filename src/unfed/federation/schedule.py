@@ -78,7 +78,7 @@ class Settings:
     """How updates are put together."""
     tune: tuple[float, ...] = ()
     """The learning rates of which trials choose one; none where the phase's own holds."""
-    tune_rounds: int = 2
+    tune_rounds: int = 3
     """The rounds of a trial."""
     keep: bool = False
     """Whether the optimiser goes on from round to round, as it does where one place holds all data."""

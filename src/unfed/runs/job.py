@@ -483,7 +483,7 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
 NO_TRIALS = "unlearning.tune needs validation rows, and none are held out; set unlearning.lr, or partition.validation."
 
 
-NEARLY = 2.0
+NEARLY = 5.0
 """Points of validation accuracy that two trials may differ by and count as equally good."""
 
 
