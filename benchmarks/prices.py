@@ -108,25 +108,25 @@ def screen(data: str) -> list[Recipe]:
 class Federation:
     """Ten clients with their θ*: one data set, one network, one seed, one way to deal the rows."""
 
-    def __init__(self, told: argparse.Namespace) -> None:
-        self.told = told
-        recipe = RECIPES[told.data]
-        training = dict(recipe["training"]) | {"participation": told.participation}
-        training["lr"] = told.lr or RATES.get((told.data, told.model), training["lr"])
-        training["rounds"] = told.trained or training["rounds"]
-        dealt = {"scheme": "dirichlet", "beta": told.dirichlet} if told.dirichlet else {}
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        recipe = RECIPES[options.data]
+        training = dict(recipe["training"]) | {"participation": options.participation}
+        training["lr"] = options.lr or RATES.get((options.data, options.model), training["lr"])
+        training["rounds"] = options.trained or training["rounds"]
+        dealt = {"scheme": "dirichlet", "beta": options.dirichlet} if options.dirichlet else {}
         raw = {
             "name": "prices",
-            "seed": told.seed,
-            "data": recipe["data"] | ({"root": told.root} if told.root else {}),
+            "seed": options.seed,
+            "data": recipe["data"] | ({"root": options.root} if options.root else {}),
             "partition": dealt,
-            "model": {"name": NAMES.get((told.data, told.model), told.model)},
+            "model": {"name": NAMES.get((options.data, options.model), options.model)},
             "poison": {"client": "0", "target_class": 0},
             "training": training,
-            "engine": {"precision": told.precision},
-            "device": told.device,
+            "engine": {"precision": options.precision},
+            "device": options.device,
         }
-        self.world = simulated(Config.parse(raw), told.seed)
+        self.world = simulated(Config.parse(raw), options.seed)
         self.world.settle()
         self._engines: dict[tuple[str, ...], Any] = {}
         self.rounds, self.seconds = int(training["rounds"]), 0.0
@@ -134,7 +134,11 @@ class Federation:
     @cached_property
     def theta(self) -> Params:
         """θ*, from its file if it was trained before."""
-        file = self.told.theta / f"{self.told.regime}-{self.told.seed}.safetensors" if self.told.theta else None
+        file = (
+            self.options.theta / f"{self.options.regime}-{self.options.seed}.safetensors"
+            if self.options.theta
+            else None
+        )
         if file is not None and file.exists():
             return {n: t.to(self.world.device) for n, t in storage.load(file, "θ*")[0].items()}
         begun = time.monotonic()
@@ -159,7 +163,7 @@ class Federation:
             kind = "constant" if recipe.constant else "one-cycle"
             settings = replace(settings, rounds=rounds, phase=phase, schedule=Schedule(kind))
         seed = world.seeds.request(requests[-1].id) if requests else world.seeds.training
-        return JobServer(world.setup(), Members(clients, engine), params, settings, rng.key(seed, self.told.other))
+        return JobServer(world.setup(), Members(clients, engine), params, settings, rng.key(seed, self.options.other))
 
 
 def asked(scope: str, k: int, leave: int) -> list[Request]:
@@ -205,7 +209,7 @@ class Judge:
 
     def attacked(self, params: Params, method: Method, all_: bool) -> dict[str, Any]:
         """Attacks that take seconds; with `all_` also those that fit for long."""
-        scene, theta, rate = self.scene, self.federation.theta, ATTACK_RATE[self.federation.told.data]
+        scene, theta, rate = self.scene, self.federation.theta, ATTACK_RATE[self.federation.options.data]
         known = Knowledge(method.title, method.perturbed(scene.template.module))
         back, taught, lifted = (
             undo.flip(scene, params, known),
@@ -239,9 +243,9 @@ def serving(recipe: Recipe, requests: Sequence[Request], federation: Federation)
 
 def clean_teacher(federation: Federation, requests: Sequence[Request]) -> Path:
     """A file with a model that never met the leaver: Retrain of another seed, one cycle of 100 rounds at 0.1."""
-    told = federation.told
-    name = "-".join(["clean", told.regime, str(told.seed), *(request.id for request in requests)])
-    file: Path = (told.theta or Path("/tmp")) / f"{name}.safetensors"
+    options = federation.options
+    name = "-".join(["clean", options.regime, str(options.seed), *(request.id for request in requests)])
+    file: Path = (options.theta or Path("/tmp")) / f"{name}.safetensors"
     if not file.exists():
         server = federation.server(requests, federation.theta, Recipe("retrain", 0.1, 100), 100)
         state = State(server.init("clean teacher"))
@@ -251,61 +255,74 @@ def clean_teacher(federation: Federation, requests: Sequence[Request]) -> Path:
     return file
 
 
-def measured(federation: Federation, judge: Judge, recipe: Recipe, requests: Sequence[Request], params: Params) -> tuple[Params, dict[str, Any]]:  # fmt: skip  # noqa: E501
-    """The model that a recipe leaves, and its line."""
-    method = serving(recipe, requests, federation)
-    own = method.cleaning if isinstance(method, Led) else 0
-    total, begun = recipe.rounds + own, time.monotonic()
-    server = federation.server(requests, params, recipe, total)
-    state, curve, paid = method.begin(server), [], None
-    goal, every = judge.before["validation"] - WITHIN, 1 if recipe.rounds <= 40 else 2 if recipe.rounds <= 100 else 5
+def rounds_of(method: Method, server: JobServer, total: int) -> Iterator[State]:
+    """The states that a method leaves, from its beginning to its last round."""
+    state = method.begin(server)
+    yield state
     while state.round < total:
         state = method.round(server, state)
-        if state.model and ((state.round - own) % every == 0 or state.round == total):
+        yield state
+
+
+def measured(
+    federation: Federation, judge: Judge, recipe: Recipe, requests: Sequence[Request], params: Params
+) -> dict[str, Any]:
+    """What a recipe costs and leaves for the last of these requests."""
+    method, options = serving(recipe, requests, federation), federation.options
+    own, begun = method.rounds(0, 0) if isinstance(method, Led) else 0, time.monotonic()
+    total = recipe.rounds + own
+    server = federation.server(requests, params, recipe, total)
+    curve, paid = list[tuple[int, float]](), None
+    goal, every = judge.before["validation"] - WITHIN, 1 if recipe.rounds <= 40 else 2 if recipe.rounds <= 100 else 5
+    for state in rounds_of(method, server, total):
+        if state.round and state.model and ((state.round - own) % every == 0 or state.round == total):
             curve.append((state.round, round(judge.validation(state.params), 2)))
             if paid is None and curve[-1][1] >= goal:
                 paid = state.round, state.params, server.ledger.to_json()
-    trained = time.monotonic() - begun
-    end, told = server.ledger.to_json(), federation.told
+    end, trained = server.ledger.to_json(), time.monotonic() - begun
     line: dict[str, Any] = {"rounds": total, "curve": curve, "trained_s": round(trained, 2)}
     line |= {"after": judge.numbers(state.params), "cost": {n: end[n] for n in ("comm_bytes", "flops")}}
-    if told.attacks != "none":
-        line["attacks"] = judge.attacked(state.params, method, told.attacks == "all")
+    if options.attacks != "none":
+        line["attacks"] = judge.attacked(state.params, method, options.attacks == "all")
     if paid is not None:
         at, model, cost = paid
         line["paid"] = {"round": at, "cost": {n: cost[n] for n in ("comm_bytes", "flops")}}
         if at < total:
             line["paid"] |= {"after": judge.numbers(model)}
-            if told.attacks != "none" and at < 0.9 * total:
-                line["paid"] |= {"attacks": judge.attacked(model, method, told.attacks == "all")}
-    return state.params, line | {"seconds": round(time.monotonic() - begun, 2)}
+            if options.attacks != "none" and at < 0.9 * total:
+                line["paid"] |= {"attacks": judge.attacked(model, method, options.attacks == "all")}
+    return line | {"seconds": round(time.monotonic() - begun, 2)}
+
+
+def left_by(federation: Federation, recipe: Recipe, requests: Sequence[Request]) -> Params:
+    """The model that a recipe leaves after these requests, each served from the model of the one before."""
+    params = federation.theta
+    for k in range(
+        1, len(requests) + 1 if recipe.method != "retrain" else 1
+    ):  # Retrain owes nothing to the model before
+        method = serving(recipe, requests[:k], federation)
+        total = recipe.rounds + (method.rounds(0, 0) if isinstance(method, Led) else 0)
+        *_, state = rounds_of(method, federation.server(requests[:k], params, recipe, total), total)
+        params = state.params
+    return params
 
 
 def lines(federation: Federation, recipes: Sequence[Recipe], known: set[str]) -> Iterator[dict[str, Any]]:
     """One line for θ*, then one for every recipe."""
-    told = federation.told
-    requests = asked(told.scope, told.k, told.leave)
+    options = federation.options
+    requests = asked(options.scope, options.k, options.leave)
     judge = Judge(federation, requests)
     if "θ*" not in known:
-        attacks = judge.attacked(federation.theta, METHODS["ft"](), told.attacks == "all")
+        attacks = judge.attacked(federation.theta, METHODS["ft"](), options.attacks == "all")
         yield {"recipe": "θ*", "rounds": federation.rounds, "after": judge.before, "attacks": attacks} | {
             "seconds": round(federation.seconds, 1)
         }
     for recipe in recipes:
         if str(recipe) in known:
             continue
-        params = federation.theta
         try:
-            for k in range(1, told.k):  # earlier requests, each served from the model that the one before it left
-                if recipe.method != "retrain":
-                    method = serving(recipe, requests[:k], federation)
-                    total = recipe.rounds + (method.cleaning if isinstance(method, Led) else 0)
-                    server = federation.server(requests[:k], params, recipe, total)
-                    state = method.begin(server)
-                    while state.round < total:
-                        state = method.round(server, state)
-                    params = state.params
-            yield {"recipe": str(recipe)} | measured(federation, judge, recipe, requests, params)[1]
+            before = left_by(federation, recipe, requests[:-1])
+            yield {"recipe": str(recipe)} | measured(federation, judge, recipe, requests, before)
         except UnfedError as error:
             yield {"recipe": str(recipe), "failed": str(error)}
 
@@ -330,29 +347,29 @@ def main() -> None:
     parser.add_argument("--theta", type=Path, default=None, help="a folder that keeps θ*")
     parser.add_argument("--root", default=None, help="where the data sets lie, if UNFED_DATA does not say so")
     parser.add_argument("--record", type=Path, required=True)
-    told = parser.parse_args()
-    dealt = f"dirichlet-{told.dirichlet:g}" if told.dirichlet else "iid"
-    told.regime = f"{told.data}-{told.model}-{dealt}" + (
-        f"-part-{told.participation:g}" if told.participation < 1 else ""
+    options = parser.parse_args()
+    dealt = f"dirichlet-{options.dirichlet:g}" if options.dirichlet else "iid"
+    options.regime = f"{options.data}-{options.model}-{dealt}" + (
+        f"-part-{options.participation:g}" if options.participation < 1 else ""
     )
     key = {
-        "regime": told.regime,
-        "scope": told.scope,
-        "k": told.k,
-        "leave": told.leave,
-        "seed": told.seed,
-        "other": told.other,
+        "regime": options.regime,
+        "scope": options.scope,
+        "k": options.k,
+        "leave": options.leave,
+        "seed": options.seed,
+        "other": options.other,
     }
-    there = [json.loads(text) for text in told.record.read_text().splitlines()] if told.record.exists() else []
+    there = [json.loads(text) for text in options.record.read_text().splitlines()] if options.record.exists() else []
     known = {line["recipe"] for line in there if all(line[n] == key[n] for n in key)}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
-    where = torch.cuda.get_device_name() if told.device == "cuda" else f"{platform.machine()} CPU"
-    federation = Federation(told)
-    wanted = told.recipes.split(",") if told.recipes else []
-    recipes = [Recipe.read(one) for one in wanted] or screen(told.data)
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU"
+    federation = Federation(options)
+    wanted = options.recipes.split(",") if options.recipes else []
+    recipes = [Recipe.read(one) for one in wanted] or screen(options.data)
     for line in lines(federation, recipes, known):
-        line = key | line | {"hardware": where, "precision": told.precision, "commit": commit.strip()}
-        with told.record.open("a", encoding="utf-8") as file:
+        line = key | line | {"hardware": where, "precision": options.precision, "commit": commit.strip()}
+        with options.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         after, at = line.get("after", {}), line.get("paid", {}).get("round")
         numbers = {n: round(v, 1) for n, v in after.items() if isinstance(v, float)}

@@ -65,7 +65,8 @@ def cells(lines: list[Line]) -> dict[tuple[Any, ...], dict[int, Line]]:
     found: dict[tuple[Any, ...], dict[int, Line]] = defaultdict(dict)
     for line in lines:
         if "after" in line:
-            found[line["regime"], line["scope"], line["k"], line["leave"], line["recipe"]][line["seed"]] = line
+            recipe = line["recipe"] + (" drawn again" if line["other"] else "")
+            found[line["regime"], line["scope"], line["k"], line["leave"], recipe][line["seed"]] = line
     return found
 
 

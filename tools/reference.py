@@ -1,4 +1,4 @@
-"""Write the reference pages and the README's method table from the code, so that they cannot differ from it.
+"""Write the reference pages from the code, so that they cannot differ from it.
 
 python tools/reference.py            write them
 python tools/reference.py --check    fail if they are not up to date
@@ -160,20 +160,11 @@ def _both(method: Any) -> bool:
     return method.needs <= {"retain", "init"} and "instance" in method.scopes
 
 
-def readme(old: str) -> str:
-    start, end = "<!-- methods: python tools/reference.py -->", "<!-- end of methods -->"
-    before, _, rest = old.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}\n{method_table()}\n{end}{after}"
-
-
 def pages() -> dict[Path, str]:
-    front = ROOT / "README.md"
     return {
         ROOT / "docs/reference/config.md": config_page(),
         ROOT / "docs/reference/cli.md": cli_page(),
         ROOT / "docs/reference/methods.md": methods_page(),
-        front: readme(front.read_text(encoding="utf-8")),
     }
 
 

@@ -19,7 +19,7 @@ So is a method that would turn back what an earlier one did, and a request that 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -413,8 +413,7 @@ class Admission:
         """What each method would cost and give; nothing is run, and nothing is written."""
         config = self._run.config
         made = [name for name in METHODS if runs_in(config.method(name), config.setting)]
-        trained = [line for line in self._run.folder.lines() if line["method"] == "train" and line["seed"] == seed]
-        last = trained[-1] if trained and trained[-1]["round"] else None
+        last = {line["method"]: line for line in self._run.folder.lines() if line["seed"] == seed and line["round"]}
         labels = dict.fromkeys([*config.methods.run, *made])
         offers = [self._offer(label, request, seed, how.on(config, label), last) for label in labels]
         if not self._run.description.elsewhere:
@@ -428,7 +427,13 @@ class Admission:
         return offers
 
     def _offer(
-        self, label: str, request: Request, seed: int, config: Config, trained: Line | None, rounds: int | None = None
+        self,
+        label: str,
+        request: Request,
+        seed: int,
+        config: Config,
+        last: Mapping[str, Line],
+        rounds: int | None = None,
     ) -> Offer:
         run, book, chosen = self._run, self._run.folder.book(), config.method(label)
         accepted = [e for e in book.accepted(seed) if e.request.id != request.id]
@@ -447,13 +452,13 @@ class Admission:
         lasts = "exact" if isinstance(chosen, Retrain) else lasts
         settings = run.world(seed).unlearning_settings(isinstance(chosen, Retrain), label, config)
         rounds = max(1, (rounds or rounds_of(config, label, chosen)) - behind) + self._tunes(config, label, settings)
-        sent, took = (_in_so_many(rounds, trained, column) for column in ("comm_bytes", "seconds"))
+        sent, took = (_in_so_many(rounds, last.get("train"), column) for column in ("comm_bytes", "seconds"))
         took = took and took * settings.phase.epochs / config.training.epochs
         there = {*run.description.clients} - {name for e in accepted for name in e.request.clients}
         sent = sent and sent * len(there - {*request.clients}) / max(len(run.description.clients), 1)
         needs = tuple(sorted(chosen.needs - {"retain", "init"}))
-        made = [line["test"] for line in run.folder.lines() if line["method"] == label and line["round"]]
-        seen = made[-1] if made and is_measured(made[-1]) else None
+        accuracy = last[label]["test"] if label in last else None
+        seen = accuracy if is_measured(accuracy) else None
         return Offer(label, chosen.title, rounds, sent, took, seen, f"no: {back}" if back else lasts, needs, refused)
 
     def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:

@@ -384,12 +384,13 @@ class Run(RunRecord):
         self._refuse_stranger(request)
         known = self.queue.book.find(request.id)
         how = how or (known.how if known is not None else RequestOptions())
-        if method is None and known is None:
+        if method is None and known is not None:
+            method = known.method
+        elif method is None:
             method = Retrain.name
             if not self.description.elsewhere:  # what clients elsewhere hold out is not known here
                 how, rounds = how.tuned_retrain(self.config)
                 until = until or rounds
-        method = method or (known.method if known is not None else Retrain.name)
         until = until or (known.until if known is not None else "recovered")
         plugins.permit(self.config.methods.code([method], option("method")))
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)

@@ -48,8 +48,8 @@ def judged(population: Population, effort: Resampling | None = None, jobs: int |
     judges = _judge(population, effort)
     count = grid.at_once(len(methods), True, jobs)
     shared = () if count > 1 else (judges,)
-    told = str(population.folder), effort
-    cells = [GridCell(f"judge {kind}", _measured, (*told, kind, title, *shared)) for kind, title in methods.items()]
+    common = str(population.folder), effort
+    cells = [GridCell(f"judge {kind}", _measured, (*common, kind, title, *shared)) for kind, title in methods.items()]
     found = grid.run(cells, count, population.folder)
     whole = {
         "schema": SCHEMA,

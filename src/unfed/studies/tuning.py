@@ -222,9 +222,9 @@ def tune(
     for label in labels:
         _check(config, population, label, budget)
     _optuna()
-    told, where = config.to_json(), population.folder
+    stated, where = config.to_json(), population.folder
     left = [label for label in labels if not _tuned(config, population, label, budget)]
-    cells = [GridCell(f"tune {label}", _tune, (told, str(where), label, budget)) for label in left]
+    cells = [GridCell(f"tune {label}", _tune, (stated, str(where), label, budget)) for label in left]
     if cells:
         count = 1 if jobs == 1 else at_once(simulated(config, config.seed_list[0]), len(cells), jobs)
         grid.run(cells, count, where, said)
