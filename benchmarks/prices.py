@@ -3,14 +3,16 @@
     python benchmarks/prices.py --data cifar10 --device cuda --precision bf16 --trained 2000 --seed 0 --theta FOLDER
     python benchmarks/prices.py --data cifar10 … --recipes retrain@0.1x40,not@0.1x20e3 --attacks all --seed 1
     python benchmarks/prices.py --data cifar10 … --dirichlet 0.1 (or --participation 0.5, --scope class, --k 5, …)
-    python benchmarks/prices.py --data digits --seed 0 --recipes …                               two cores, minutes
+    python benchmarks/prices.py --data cifar10 --model resnet18 --lr 0.05 --trained 40 --cycle …      with GroupNorm
+    python benchmarks/prices.py --data digits (or reviews, which needs '.[beyond]') --seed 0 …    two cores, minutes
 
 A recipe is METHOD@PEAKxROUNDS, with eE for E local epochs and c for a constant rate instead of a one-cycle. Methods:
 retrain, ft, not, sealed, and a fresh model led by NoT's model (`led`, whose 20 rounds count), by θ* (`led-model`), or
 by a model that never met the leaver (`led-clean`, a control that no operator has). Without --recipes the same recipes
 are tried for each tuned method (`SCREEN`), and some beside them, constant ones as the paper would run them.
 
-Ten clients, the first one poisoned (80 % of its rows stamped). One JSON line per recipe goes into the record as soon as
+Ten clients, the first one poisoned (80 % of its rows stamped; reviews, which cannot be stamped, have their labels
+swapped, so that Forget says what is left of them). One JSON line per recipe goes into the record as soon as
 it is known; what stands there is not done again. `paid` is the first round whose accuracy on validation rows is within
 2 points of θ*'s: that round is the price, and its model is attacked too, unless it is nearly the last.
 
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lasting import NAMES, RATES, RECIPES
 from unfed import rng, storage
@@ -49,13 +52,21 @@ from unfed.federation.state import State
 from unfed.measures import undo
 from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View
 from unfed.methods import METHODS, Led, Method
+from unfed.model.networks import ResNet
 from unfed.model.params import Params
 from unfed.runs.simulated import simulated
 
 WITHIN = 2.0
 JUDGED = 2000
 """Rows of each kind that attacks are judged on."""
-ATTACK_RATE = {"cifar10": 0.01, "digits": 0.01}
+ATTACK_RATE = {"cifar10": 0.01, "digits": 0.01, "reviews": 0.01}
+NETWORKS = {"resnet18": "prices:resnet18", "transformer": "transformer-small"}
+RECIPES = RECIPES | {
+    "reviews": {
+        "training": {"rounds": 12, "batch": 32, "optimiser": "adam", "lr": 2e-3, "decay": 0.0},
+        "data": {"name": "movie-reviews", "train_size": 4000},
+    }
+}
 SCREEN: dict[str, tuple[str, tuple[float, ...], dict[int, tuple[int, ...]], str]] = {
     "cifar10": (
         "retrain not led ft",
@@ -69,6 +80,12 @@ SCREEN: dict[str, tuple[str, tuple[float, ...], dict[int, tuple[int, ...]], str]
         (0.02, 0.05, 0.1),
         {1: (6, 12, 20), 3: (3, 6)},
         "not@0.01x20c ft@0.01x20c sealed@0.01x20c retrain@0.01x60c",
+    ),
+    "reviews": (
+        "retrain ft not sealed led led-model",
+        (0.002, 0.005, 0.01),
+        {1: (6, 12), 3: (2, 4)},
+        "not@0.002x6c ft@0.002x6c retrain@0.002x12c",
     ),
 }
 """The methods that are tuned, their peak rates, their rounds by local epochs; and recipes that stand beside them."""
@@ -105,6 +122,18 @@ def screen(data: str) -> list[Recipe]:
     return [*found, *map(Recipe.read, beside.split())]
 
 
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """ResNet-18 for 32x32 images: a stem of 3x3 without a stride, GroupNorm in the place of BatchNorm."""
+    found = ResNet(in_channels=shape[0], size=shape[1], classes=classes)
+    found.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+    for part in list(found.modules()):
+        for name, child in part.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(part, name, nn.GroupNorm(32, child.num_features))
+    found.reset_parameters()
+    return found
+
+
 class Federation:
     """Ten clients with their θ*: one data set, one network, one seed, one way to deal the rows."""
 
@@ -115,13 +144,14 @@ class Federation:
         training["lr"] = options.lr or RATES.get((options.data, options.model), training["lr"])
         training["rounds"] = options.trained or training["rounds"]
         dealt = {"scheme": "dirichlet", "beta": options.dirichlet} if options.dirichlet else {}
+        reviews = options.data == "reviews"
         raw = {
             "name": "prices",
             "seed": options.seed,
             "data": recipe["data"] | ({"root": options.root} if options.root else {}),
-            "partition": dealt,
-            "model": {"name": NAMES.get((options.data, options.model), options.model)},
-            "poison": {"client": "0", "target_class": 0},
+            "partition": {"scheme": "natural"} if reviews else dealt,
+            "model": {"name": NETWORKS.get(options.model) or NAMES.get((options.data, options.model), options.model)},
+            "poison": {"client": "0"} | ({"kind": "confusion", "share": 1.0} if reviews else {"target_class": 0}),
             "training": training,
             "engine": {"precision": options.precision},
             "device": options.device,
@@ -142,7 +172,8 @@ class Federation:
         if file is not None and file.exists():
             return {n: t.to(self.world.device) for n, t in storage.load(file, "θ*")[0].items()}
         begun = time.monotonic()
-        server = self.server([], self.world.template.like, None)
+        cycle = Recipe("ft", self.world.training_settings().phase.optimiser.lr, self.rounds)
+        server = self.server([], self.world.template.like, cycle if self.options.cycle else None, self.rounds)
         state = State(server.init())
         while state.round < self.rounds:
             state = server.recover(state)
@@ -188,13 +219,15 @@ class Judge:
         rows = (~torch.isin(test.labels.cpu(), gone)).nonzero().flatten()
         clients = list(world.scoped(requests).values())
         views = {w: torch.cat([c.rows[c.view(w)] for c in clients]) for w in ("retain", "forget")}
-        stamped, source = triggered(test, 0)
-        stamped = stamped.cpu()[torch.isin(stamped.cpu(), rows)]
-        seed, own = world.seeds.evaluation, clients[0].source
+        seed, own, planted = world.seeds.evaluation, clients[0].source, None
+        if federation.options.data != "reviews":
+            stamped, source = triggered(test, 0)
+            stamped = stamped.cpu()[torch.isin(stamped.cpu(), rows)]
+            planted = View(source, stamped).some(JUDGED, seed)
         some = {name: View(own, at).some(JUDGED, seed) for name, at in views.items()}
         self.scene = Scene(
             world.template, View(own, views["retain"]), some["forget"], View(test, rows).some(JUDGED, seed),
-            View(source, stamped).some(JUDGED, seed), world.fresh, seed, stack=world.choice.name == "batched",
+            planted, world.fresh, seed, stack=world.choice.name == "batched",
             classes=tuple(gone.tolist()),
         )  # fmt: skip
         self.before = self.numbers(federation.theta)
@@ -205,7 +238,8 @@ class Judge:
     def numbers(self, params: Params) -> dict[str, Any]:
         """What an evaluation says of a model, on all rows."""
         seen = self.evaluator(params).numbers
-        return {n: seen[n] for n in ("retain", "forget", "test", "mia", "backdoor", "validation")}
+        names = ("retain", "forget", "test", "mia", "backdoor", "validation")
+        return {n: seen[n] for n in names if n in seen}
 
     def attacked(self, params: Params, method: Method, all_: bool) -> dict[str, Any]:
         """Attacks that take seconds; with `all_` also those that fit for long."""
@@ -338,6 +372,7 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--trained", type=int, default=None, help="rounds of θ*; the recipe's if not given")
     parser.add_argument("--lr", type=float, default=None, help="of training")
+    parser.add_argument("--cycle", action="store_true", help="train θ* by one cycle with this rate as its peak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--other", type=int, default=0, help="another number draws the methods' rounds again")
     parser.add_argument("--recipes", default="", help="with commas; all of the screen if not given")
