@@ -23,7 +23,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Who runs the Python of a page; a page with Python that is not named here is a page that nobody has tried.
 RUN_BY = {
     "README.md": "docs/test_readme.py::test_the_ten_lines_run",
-    "docs/flower.md": "flower/test_flower_docs.py",
+    "docs/flower/choose-nodes.md": "flower/test_flower_strategies.py",
+    "docs/flower/forget-in-your-app.md": "flower/test_flower_docs.py",
+    "docs/flower/recipes.md": "flower/test_flower_strategies.py",
     "docs/how-to/analysis.md": "analysis/test_analysis.py::test_the_page_s_examples_run",
     "docs/how-to/beyond-images.md": "docs/test_docs_data_models.py",
     "docs/how-to/central.md": "docs/test_central_docs.py",

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -188,3 +188,75 @@ def test_nodes_that_nobody_can_name_are_an_error_and_nobody_need_be_found(tmp_pa
 def test_a_run_of_unfeds_own_keeps_its_leavers_out_of_a_simulation(left: Path, tmp_path: Path) -> None:
     config = Options.of(short(tmp_path / "next", mode="train", deny=str(left))).config()
     assert Run.create(config, tmp_path / "next").config.deny.clients == ("0",)
+
+
+# --- nodes by name, without any unlearning ----------------------------------------------------------------------------
+
+
+def trained(grid: InProcessGrid, **lists: Any) -> set[int]:
+    """Train one round over a subset; who was asked to train or to evaluate."""
+    alone = FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    alone.start(SubsetGrid(grid, wait=0, **lists), ARRAYS, num_rounds=1)
+    return {node for node in grid.nodes if kinds(grid, node) & {"train", "evaluate"}}
+
+
+@pytest.mark.parametrize(
+    ("lists", "found"),
+    [
+        ({"allow": ["north", "south"]}, {1000, 1001}),
+        ({"deny": ["north"]}, {1001, 1002, 1003}),
+        ({"allow": ["north", "south", "east"], "deny": ["east"]}, {1000, 1001}),
+    ],
+)
+@pytest.mark.parametrize("by", ["key", "config"])
+def test_nodes_take_part_or_not_by_their_names(by: str, lists: dict[str, Any], found: set[int]) -> None:
+    grid, names = federation(), ("north", "south", "east", "west")
+    if by == "key":
+        grid = federation(names=names)
+    else:
+        grid.nodes = {node: {"client": name} for node, name in zip(grid.nodes, names, strict=True)}
+    assert trained(grid, **lists) == found
+
+
+@pytest.mark.parametrize("option", ["allow", "deny"])
+def test_a_name_that_no_node_has_is_refused_with_the_names_there_are(option: str) -> None:
+    grid = federation(3, names=("north", "south", "east"))
+    with pytest.raises(UnfedError, match=r"The node 'nrth' is not among the 3 .*name one of east, north or south"):
+        trained(grid, **{option: ["south", "nrth"]})
+    assert grid.asked(1000, "train", "evaluate") == []
+    if option == "deny":
+        assert trained(grid, deny=["nrth"], gone=True) == {1000, 1001, 1002}
+
+
+def test_a_node_cannot_claim_the_name_of_another_key_to_be_allowed() -> None:
+    grid = federation(3, names=("north", "south", "east"))
+    grid.nodes[1002] = {"client": "north"}
+    assert trained(grid, allow=["north"]) == {1000}
+    assert trained(federation(3, names=("north", "south", "east")), deny=["2"]) == {1000, 1001}
+
+
+def test_who_is_not_on_the_list_is_neither_listed_nor_spoken_to_nor_heard_even_if_it_joins_later() -> None:
+    grid = federation(3, names=("north", "south", "east"))
+    subset = SubsetGrid(grid, allow=["north"], wait=0)
+    assert list(subset.get_node_ids()) == [1000]
+    grid.nodes[7], grid.names[7] = {"partition-id": 9}, "west"
+    grid.nodes[8], grid.names[8] = {"partition-id": 0}, "north"  # a second machine with a key of that name
+    assert list(subset.get_node_ids()) == [1000, 8] == [node.node_id for node in subset.get_nodes()]
+    message = Message(RecordDict({}), 7, "train")
+    with pytest.raises(UnfedError, match="Node 7 is not on the allow list"):
+        subset.send_and_receive([message])
+    for reply in (Message(RecordDict({}), reply_to=message), Message(Error(1, "gone"), reply_to=message)):
+        grid.send_and_receive = lambda messages, timeout=None, reply=reply: [reply]  # type: ignore[method-assign, misc]
+        assert subset.send_and_receive([]) == []
+
+
+@pytest.mark.parametrize("option", ["allow", "deny"])
+def test_a_list_without_names_and_nodes_without_names_are_one_sentence_each(option: str) -> None:
+    lists: tuple[Any, ...] = ([], [1000], ["north", None])
+    for wrong in lists:
+        with pytest.raises(UnfedError, match=rf"{option} takes a list of node names, such as {option}="):
+            SubsetGrid(federation(), **{option: wrong})
+    with pytest.raises(UnfedError, match="allow takes a list of node names"):
+        SubsetGrid(federation(), allow="north")
+    with pytest.raises(UnfedError, match=r"4 of 4 connected nodes might be it.*introduce\(ClientApp\(\)\)"):
+        trained(federation(app=ClientApp()), **{option: ["north"]})

@@ -123,7 +123,10 @@ class Trainer(NumPyClient):
 
 # --- the recipes of the page ------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (Path(__file__).parents[2] / "docs" / "flower" / name).read_text(encoding="utf-8")
+    for name in ("recipes.md", "choose-nodes.md")
+)
 
 
 def follow(recipe: str, grid: InProcessGrid, *instead: str, **more: Any) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def follow(recipe: str, grid: InProcessGrid, *instead: str, **more: Any) -> dict
     }
     own |= {"Net": Net, "ArrayRecord": ArrayRecord, "STAYING": STAYING, "ROUNDS": ROUNDS}
     known: dict[str, Any] = {**own, **more}
-    exec(compile(text, "docs/flower.md", "exec"), known)
+    exec(compile(text, "docs/flower", "exec"), known)
     return known
 
 
@@ -202,6 +205,15 @@ def test_the_pages_recipe_for_a_second_request_keeps_both_out_and_refuses_the_sa
     names |= {"LEDGER": tmp_path / "two"}
     with pytest.raises(UnfedError, match="turns that back, and brings 0 back"):
         follow("a second request", again, 'negate(Net(), layers=["second"])', "negate(Net())", **names)
+
+
+def test_the_pages_recipe_for_choosing_nodes_asks_all_but_one() -> None:
+    grid, names = later_run(torch_app.client_app()), ("north", "south", "east", "west")
+    for config, name in zip(grid.nodes.values(), names, strict=True):
+        config["client"] = name
+    known = follow("choose nodes", grid, strategy=FedAvg(), arrays=ArrayRecord(Net().state_dict()))
+    assert [len(grid.asked(node, "train")) for node in grid.nodes] == [ROUNDS, ROUNDS, 0, ROUNDS]
+    assert list(known["some"].get_node_ids()) == [*grid.nodes][:2]
 
 
 @pytest.mark.parametrize(("said", "gone"), [((), set()), ((3,), {3}), ((3, 5), {3, 5})])

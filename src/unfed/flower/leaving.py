@@ -314,6 +314,31 @@ def gone_before(clients: Collection[str], classes: Collection[int], where: str, 
     )
 
 
+def named(option: str, names: Collection[str], strict: bool = False) -> Sequence[Leaver]:
+    """Nodes by plain names: the registered one, or client, client-name or partition-id of the config.
+
+    `strict`: a node with a registered name goes by that alone, so that it cannot claim another's.
+    """
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise UnfedError(f'{option} takes a list of node names, such as {option}=["north"], not {said(names, 60)}.')
+
+    def goes_by(nodes: AppDirectory, node: int, strict: bool = strict) -> set[str]:
+        key, own = nodes.registered.get(node), nodes.said.get(node, {}).values()
+        return {key} if key and strict else {*own, *([key] if key else ())}
+
+    def one(name: str) -> Leaver:
+        return Leaver(
+            f"the node {name!r}",
+            lambda nodes: [node for node in nodes.connected if name in goes_by(nodes, node)],
+            lambda nodes, node: None if nodes.registered.get(node) else nodes.doubt(node),
+            lambda nodes: _one_of(own for node in nodes.connected for own in goes_by(nodes, node, True)),
+            (name,),
+            asks=True,
+        )
+
+    return tuple(map(one, names))
+
+
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     """Each part of an exclusion by itself: each of them must match somebody."""
     if callable(exclude) and not isinstance(exclude, Leaver):

@@ -1,4 +1,8 @@
-"""A grid without those who left: what a strategy sees of the nodes.
+"""A grid with some of its nodes: what a strategy sees of them.
+
+    SubsetGrid(grid, allow=["north", "south"])     only these nodes, by name
+    SubsetGrid(grid, deny=["east"])                all nodes but this one
+    SubsetGrid(grid, exclude=node_with(…))         all nodes but those who leave (leaving.py)
 
 Where classes left, every message that goes out names them, and whoever trains and does not say that it left their rows
 out is not aggregated (classes.py).
@@ -8,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower.classes import Classes
-from unfed.flower.leaving import JUST_CONNECTED, AppDirectory, Exclude, Leaver, denied, leavers_of
+from unfed.flower.leaving import JUST_CONNECTED, AppDirectory, Exclude, Leaver, denied, leavers_of, named
 
 log = logging.getLogger("flwr")
 
@@ -27,8 +31,17 @@ log = logging.getLogger("flwr")
 class SubsetGrid(Grid):
     """A grid without some of its nodes: they are not listed, not sent to, and not listened to.
 
-    `gone` says that the leaver need not be connected. `least` nodes must stay; who waits for them waits no longer than
-    `wait` seconds. `deny` names the run in which others were forgotten before (see `denied`).
+    Args:
+        grid: The grid of the server app.
+        exclude: Nodes that leave, by `node_with`, `registered` or id.
+        gone: Whether nodes that are left out may be absent; without it, each must be found.
+        least: How many nodes the strategy waits for; after `wait` seconds with fewer it is an error.
+        wait: Seconds to wait for the nodes that are named.
+        deny: Names of nodes to leave out; or a run folder or file whose clients were forgotten (see `denied`).
+        allow: Names of the only nodes to take part. A node with a registered key goes by that name alone.
+
+    Raises:
+        UnfedError: A name belongs to no connected node (the message lists the names), or no node is named.
     """
 
     def __init__(
@@ -38,14 +51,21 @@ class SubsetGrid(Grid):
         gone: bool = False,
         least: int = 0,
         wait: float = 30.0,
-        deny: str | Path | Leaver | None = None,
+        deny: str | Path | Leaver | Collection[str] | None = None,
+        allow: Collection[str] | None = None,
     ) -> None:
         self._grid, self._gone, self._least, self._wait = grid, gone, least, wait
-        before = () if deny is None else (deny if isinstance(deny, Leaver) else denied(deny),)
-        nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude and bool(before)
+        before: Sequence[Leaver] = ()
+        if isinstance(deny, Leaver):
+            before = (deny,)
+        elif deny is not None:
+            before = (denied(deny),) if isinstance(deny, str | Path) else named("deny", deny)
+        self._allow = None if allow is None else named("allow", allow, strict=True)
+        nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude
+        nobody = nobody and (bool(before) or self._allow is not None)
         self._leavers: Sequence[Leaver] = (*(() if nobody else leavers_of(exclude)), *before)
         self.classes = Classes.of(self._leavers)
-        asks = [one.timeout for one in self._leavers if one.asks]
+        asks = [one.timeout for one in (*self._leavers, *(self._allow or ())) if one.asks]
         self.nodes = AppDirectory(grid, max(asks, default=0) or 1.0, bool(asks))
         self.nodes.keep_out({name for one in self._leavers if not one.needed for name in one.names})
         self._out: set[int] = set()
@@ -103,8 +123,11 @@ class SubsetGrid(Grid):
         return why
 
     def _stays(self, node: int) -> bool:
-        """Whether a node is known, and known to be nobody who left: one that joined a moment ago waits."""
-        return node not in self._out and self._doubt(node) is None
+        """Whether a node is known and takes part; one that joined a moment ago waits."""
+        return node not in self._out and self._chosen(node) and self._doubt(node) is None
+
+    def _chosen(self, node: int) -> bool:
+        return self._allow is None or any(node in one.find(self.nodes) for one in self._allow)
 
     def settle(self) -> None:
         """See who is meant, before anything is sent to anybody."""
@@ -112,8 +135,10 @@ class SubsetGrid(Grid):
         while True:
             self.nodes.see()
             found = {leaver.words: sorted(leaver.find(self.nodes)) for leaver in self._leavers}
-            missing = next((one for one in self._leavers if one.is_node and not found[one.words]), None)
-            if self._gone or missing is None:
+            absent = [one for one in self._leavers if one.is_node and not found[one.words] and not self._gone]
+            absent += [one for one in self._allow or () if not one.find(self.nodes)]
+            missing = next(iter(absent), None)
+            if missing is None:
                 break
             if any(missing.doubt(self.nodes, node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
                 continue  # asking the others may have taken longer than we would wait
@@ -142,6 +167,8 @@ class SubsetGrid(Grid):
                 f"{who} cannot be told apart: {len(doubts)} of {count} connected nodes might be it. Of the first:"
                 f" {doubts[0]}."
             )
+        if leaver in (self._allow or ()):
+            return f"{who} is not among the {count} connected nodes; {leaver.remedy(self.nodes)}."
         return (
             f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
             f" {leaver.remedy(self.nodes)}, or pass gone=True if the leaver is not there any more."
@@ -248,6 +275,8 @@ class SubsetGrid(Grid):
         for node in nodes:
             if node in self._out:
                 raise UnfedError(f"Node {node} has left this federation, so no message goes to it; choose other nodes.")
+            if not self._chosen(node):
+                raise UnfedError(f"Node {node} is not on the allow list, so no message goes to it; choose other nodes.")
 
     def _heard(self, replies: Iterable[Message], all_of_them: bool = True) -> list[Message]:
         heard = list(replies)
@@ -257,4 +286,4 @@ class SubsetGrid(Grid):
     def _listened_to(self, reply: Message) -> bool:
         """Whether a reply is heard; an error may be the SuperLink's own, about a node that is gone."""
         node = reply.metadata.src_node_id
-        return node not in self._out if reply.has_error() else self._stays(node)
+        return node not in self._out and self._chosen(node) if reply.has_error() else self._stays(node)
