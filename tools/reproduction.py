@@ -1,4 +1,4 @@
-"""Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
+"""Keep the results of runs at the paper's scale, and write the map of them: docs/reproduction.md.
 
     python tools/reproduction.py blocks               the blocks of tools/blocks.toml, and what is left of each
     python tools/reproduction.py blocks NAME --out FOLDER --budget 25m      run one: methods, then analyses
@@ -6,26 +6,29 @@
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
     python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER), records too
     python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
-    python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
-    python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
+    python tools/reproduction.py page                 docs/reproduction.md, results/map.csv, results/tables/ITEM.json
+    python tools/reproduction.py page --check         exits with 1 if these are not what results/ give
     python tools/reproduction.py figure RESULT.json   docs/reproduction.svg: how near each method is to Retrain
 
-Every item of `unfed paper --scale paper` has its place on the page: with a verdict per cell where it was run, and with
-its price in GPU minutes where it was not.
+The map has a row for every item and block of `unfed paper --scale paper`: its status, rounds, seeds, and the price in
+GPU minutes of what is left. Verdicts stand only where the rounds are the paper's.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import io
+import json
 import os
+import statistics
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -39,25 +42,25 @@ from unfed.cli.options import chosen as chosen_methods
 from unfed.cli.options import moment_of
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.measures.metrics import GAP_METRICS
+from unfed.measures.metrics import COLUMNS, GAP_METRICS
 from unfed.measures.trajectory import Line
-from unfed.paper import analyses, record
-from unfed.paper.build import markdown
-from unfed.paper.items import Item, Spec, chosen, items
+from unfed.paper import analyses, record, verdict
+from unfed.paper.items import Item, Spec, chosen, items, published
 from unfed.paper.pictures import light_colour
 from unfed.paper.views import VIEWS, results
-from unfed.paper.views.base import Section
+from unfed.paper.views.base import Section, plain
+from unfed.paper.views.printed import ALSO, where
 from unfed.report import rules
 from unfed.report.drawing import DASHES
-from unfed.report.tables import name_of
+from unfed.report.tables import fitted_mark, name_of
 from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
+from unfed.values import Value, is_measured
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
-OUTDATED = "outdated, to be run again"
+SHIFT = 0.5  # points by which most rows of a table must differ from the paper's for that to be said
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
-DRAWN = ROOT / "docs" / "reproduction"
 # Points of average gap above which the figure shows nothing: first rounds would flatten the rest.
 CUT = 10
 # Seconds of a round (of an epoch, where there is one place) on one H200 in bf16, with evaluation, compiling and saving.
@@ -148,18 +151,16 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not (record.all_in(options.results) or analyses.all_in(options.results)):
         raise UnfedError(f"Nothing was kept in {options.results}; the page stays as it is. Give the folder of results.")
-    text, drawn = page(options.results)
+    text, files = page(options.results)
+    wanted = {PAGE: text, **{options.results / name: found for name, found in files.items()}}
+    there = {PAGE, options.results / "map.csv", *(options.results / "tables").glob("*.json")}
     if options.check:
-        same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        return (
-            0 if same and {path.name: path.read_text(encoding="utf-8") for path in DRAWN.glob("*.svg")} == drawn else 1
-        )
-    PAGE.write_text(text, encoding="utf-8")
-    DRAWN.mkdir(exist_ok=True)
-    for path in DRAWN.glob("*.svg"):
+        return 0 if {path: path.read_text("utf-8") for path in there if path.exists()} == wanted else 1
+    for path in there - {*wanted}:
         path.unlink()
-    for name, svg in drawn.items():
-        (DRAWN / name).write_text(svg, encoding="utf-8")
+    (options.results / "tables").mkdir(exist_ok=True)
+    for path, found in wanted.items():
+        path.write_text(found, encoding="utf-8")
     return 0
 
 
@@ -202,78 +203,133 @@ def record_added(path: Path, folder: Path) -> Path:
     return here
 
 
+Map = dict[str, Any]
+"""A row of the map: one block of one item. `results/map.csv` has them all."""
+
+
 def page(folder: Path) -> tuple[str, dict[str, str]]:
-    """The whole page, and the pictures that it shows, by the names of their files."""
-    kept, looked = record.all_in(folder), analyses.all_in(folder)
-    stale = [sentence for one in kept for sentence in record.outdated(one)]
-    stale += [sentence for one in looked if (sentence := analyses.outdated(one))]
-    parts, drawn = [HEAD, *(f"- {sentence}" for sentence in stale)], dict[str, str]()
+    """The page, and the files of `results/` that it links to: the map, and every item's numbers."""
+    kept, looked = {path.name: record.read(path) for path in sorted(folder.glob("*.json"))}, analyses.all_in(folder)
+    rows, files, judged = list[Map](), dict[str, str](), list[str]()
     for item in items().values():
         analysed = VIEWS[item.view].analysis is not None
-        parts += section(item, of_analyses(item, looked) if analysed else of_results(item, kept), drawn)
-    return "\n".join(parts).rstrip() + "\n", drawn
+        made, own = of_analyses(item, looked) if analysed else of_results(item, kept)
+        rows += own
+        if made is not None:
+            files[f"tables/{item.id}.json"] = data_of(made)
+            judged += verdicts(made, [row["block"] for row in own if row["rounds"] == row["paper_rounds"]])
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files["map.csv"] = buffer.getvalue()
+    count = Counter(row["status"] for row in rows)
+    told = ", ".join(f"{count[name]} {name}" for name in ("done", "partial", "outdated", "not run") if count[name])
+    text = [HEAD.format(blocks=len(rows), told=told), map_table(rows), FIGURE_TEXT, *judged, TAIL]
+    return "\n".join(text).rstrip() + "\n", files
 
 
-class Found(NamedTuple):
-    """What an item became, where its numbers come from, which of its runs are not there, and which were cut short.
-
-    Of runs that are there and no longer count, it has a sentence.
-    """
-
-    made: Section | None
-    said: Sequence[str]
-    absent: Sequence[Spec]
-    cut: Sequence[str]
-    old: Sequence[str]
+def data_of(made: Section) -> str:
+    """An item's numbers, its tables as they were printed on the page before, and what is said of them, as JSON."""
+    grids = [*made.grids, *([made.published] if made.published else [])]
+    shown = {grid.title: [grid.header, *grid.body] for grid in grids}
+    told = {"item": made.item.id, "title": made.item.title, "numbers": plain(made.data)}
+    return json.dumps({**told, "tables": shown, "said": made.said}, indent=1, ensure_ascii=False) + "\n"
 
 
-def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
-    """One item: what was run of it, and what was not; its pictures are put into `drawn`."""
-    made, said, absent, cut, old = found
-    yield f"## {item.heading}: {item.title}\n"
-    if made is not None:
-        yield from (f"{sentence}\n" for sentence in cut)  # before the first number that it is about
-        # The page is the comparison: the paper's rows stand in it already.
-        if text := markdown(made).partition("\n\n")[2]:
-            yield text
-        for number, picture in enumerate((p for p in made.pictures if p.svg is not None), 1):
-            name = f"{item.id}-{number}.svg"
-            drawn[name] = "\n".join(line.rstrip() for line in picture.file().splitlines()) + "\n"
-            yield f"![{item.heading}, {picture.title}]({DRAWN.name}/{name})\n"
-        yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
-    if old:
-        yield "\n".join(f"- {sentence}" for sentence in old) + "\n"
-    if absent:
-        yield missing(item, absent) + "\n"
+def map_table(rows: Sequence[Map]) -> str:
+    """The map, compact: an item's title stands in the first of its rows."""
+    lines = ["| Item | Block | Status | Rounds | Seeds | Minutes |", "|---|---|---|---:|---:|---:|"]
+    before = ""
+    for row in rows:
+        item = "" if row["item"] == before else f"**{row['item'].replace('-', ' ').capitalize()}** {row['title']}"
+        before = row["item"]
+        rounds = row["rounds"] if row["rounds"] == row["paper_rounds"] else f"{row['rounds']}/{row['paper_rounds']}"
+        seeds = f"{len(row['seeds'].split())}/{row['paper_seeds']}"
+        lines.append(f"| {item} | {row['block']} | {row['status']} | {rounds} | {seeds} | {row['minutes']:,} |")
+    return "\n".join(lines) + "\n"
 
 
-def of_analyses(item: Item, looked: Sequence[analyses.KeptAnalysis]) -> Found:
-    """An item that takes models, from what was measured on them."""
-    there, said, absent, apart = dict[str, analyses.KeptAnalysis](), list[str](), list[Spec](), dict[str, list[str]]()
-    current, old = [one for one in looked if not analyses.outdated(one)], list[str]()
-    for spec in item.runs["paper"]:
-        near = analyses.fitting(current, item, spec)
-        if near is None:
-            if earlier := analyses.fitting(looked, item, spec):
-                own = as_long(spec, earlier[0].config)
-                old.append(f"{spec.name}: {OUTDATED} (about {priced(own, own.methods.run):,.0f} GPU minutes).")
-            else:
-                absent.append(spec)
+def verdicts(made: Section, whole: Collection[str]) -> Iterator[str]:
+    """What the paper prints beside ours, of blocks in the paper's number of rounds, and the shift that rows share."""
+    every: Mapping[str, Mapping[str, Any]] = made.data.get("verdicts", {})
+    ours = {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in made.rows}
+    for name in whole:
+        rows = {key.rpartition(", ")[2]: cells for key, cells in every.items() if key.startswith(f"{name}, ")}
+        if not rows:
             continue
-        there[spec.name], different = near
-        made = there[spec.name].made
-        when = f"{made['created'][:10]}, commit {made['commit'][:7]}"
-        told = f"{spec.name}: seed {made['seed']}; {made['hardware']}, {when}."
-        said.append(told + (f" Differs from the item: {'; '.join(different)}." if different else ""))
-        apart[spec.name] = different
-    return Found(analyses.shown(item, there) if there else None, said, absent, [*cut_short(apart)], old)
+        yield f"## {made.item.heading}, {name}\n"
+        words = Counter(cell["verdict"] for cells in rows.values() for cell in cells.values())
+        told = ", ".join(f"{words[word]} `{verdict.MARKS[word]}`" for word in ("within", "direction", "disagrees"))
+        yield f"Of {words.total()} cells: {told}. A cell has the paper's value, then ours. {_shifts(rows.values())}\n"
+        yield "| Method | Retain | Forget | Test | MIA | Avg. gap |\n|---|---|---|---|---|---|"
+        gaps = {row["method"]: row["avg_gap"] for row in published(made.item.published) if where(row) == name}
+        for method, cells in rows.items():
+            row = ours[name, method]
+            parts = [(_two(one["paper"]), _two(one["ours"]), verdict.MARKS[one["verdict"]]) for one in cells.values()]
+            shown = [f"{there} · {here} {mark}".rstrip() for there, here, mark in parts]
+            gap = "–" if row.is_reference else f"{gaps[method]} · {_two(row.average_gap.mean)}"
+            yield f"| {method}{fitted_mark(row.method)} | {' | '.join(shown)} | {gap} |"
+        for (there, method), row in ours.items():
+            if there == name and row.method == OURS:
+                shown = [_two(one.mean) for one in (*(row.metrics[metric] for metric in GAP_METRICS), row.average_gap)]
+                yield f"| {method} (ours) | {' | '.join(shown)} |"
+        yield ""
 
 
-def of_results(item: Item, kept: Sequence[record.KeptResults]) -> Found:
-    """An item that takes lines, from those that were kept."""
-    there, within = dict[str, list[Line]](), dict[str, float]()
-    said, absent, apart, old = list[str](), list[Spec](), dict[str, list[str]](), list[str]()
-    fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
+def _two(value: Value) -> str:
+    return f"{value:.2f}" if is_measured(value) else "–"
+
+
+def _shifts(rows: Collection[Mapping[str, Any]]) -> str:
+    """`Retain is higher in 8 of 8 rows (median +2.5)`, for what most rows share."""
+    told = []
+    for metric in GAP_METRICS:
+        apart = [one for cells in rows if (one := cells[metric]["difference"]) is not None]
+        middle = statistics.median(apart or [0.0])
+        alike = sum(one * middle > 0 for one in apart)
+        if abs(middle) >= SHIFT:
+            told.append(f"{COLUMNS[metric].title} {middle:+.1f} ({alike} of {len(apart)} rows)")
+    return f"Shifts that most rows share (median): {', '.join(told)}." if told else ""
+
+
+def row_of(item: Item, spec: Spec, config: Config, **found: Any) -> Map:
+    """A row of the map; without anything found, of a block that was not run."""
+    at = {"item": item.id, "title": item.title, "block": spec.name, "status": "not run", "rounds": "0"}
+    at |= {"paper_rounds": rounds_of(config), "seeds": "", "paper_seeds": len(config.seed_list)}
+    nothing = {"absent": "all", "outdated": "", "minutes": round(price(spec)), "result": "", "made": ""}
+    return at | nothing | {"differs": "", "note": ""} | found
+
+
+def rounds_of(config: Config) -> str:
+    return f"{config.training.rounds}+{config.unlearning.rounds}"
+
+
+def of_analyses(item: Item, looked: Sequence[analyses.KeptAnalysis]) -> tuple[Section | None, list[Map]]:
+    """An item that takes models, from what was measured on them: on one seed."""
+    there, rows = dict[str, analyses.KeptAnalysis](), list[Map]()
+    current = [one for one in looked if not analyses.outdated(one)]
+    for spec in item.runs["paper"]:
+        config, found = spec.config(), Map(paper_seeds=1)
+        near = analyses.fitting(current, item, spec)
+        if pair := near or analyses.fitting(looked, item, spec):
+            one, different = pair
+            found |= {"rounds": rounds_of(Config.kept(one.config)), "result": f"{analyses.FOLDER}/{one.name}.json"}
+            found |= {"seeds": str(one.made["seed"]), "made": made_by([one.made]), "differs": "; ".join(different)}
+            found |= {"status": "outdated", "outdated": analyses.outdated(one)}
+        if near:
+            there[spec.name] = near[0]
+            done = found["rounds"] == rounds_of(config)
+            found |= {"absent": "", "status": "done", "minutes": 0} if done else {"absent": "", "status": "partial"}
+        rows.append(row_of(item, spec, config, **found))
+    return analyses.shown(item, there) if there else None, rows
+
+
+def of_results(item: Item, kept: Mapping[str, record.KeptResults]) -> tuple[Section | None, list[Map]]:
+    """An item that takes lines, from those that were kept, by the names of their files."""
+    there, within, rows = dict[str, list[Line]](), dict[str, float](), list[Map]()
+    every = [*kept.values()]
+    fitting = {spec: record.fitting(every, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
     run = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
     drawn = item.view not in ("results", "bars")
     if drawn:  # a curve is missed in a picture; a row or a bar that is not there is said
@@ -282,18 +338,55 @@ def of_results(item: Item, kept: Sequence[record.KeptResults]) -> Found:
     if item.view == "ratios":
         near = _alike(near)
     for spec, found in near.items():
-        if not found:
-            outdated = [one for one, _ in run[spec] if not _counts(one, spec, drawn)]
-            old += [f"{spec.name}: not shown.{left_out(spec, one)}" for one in outdated[:1]]
-            absent += [] if outdated else [spec]
+        config = spec.config()
+        if not (pairs := found or run[spec]):
+            rows.append(row_of(item, spec, config))
             continue
-        one, different = found[0]
-        there[spec.name] = _chosen(record.current(one), spec)
-        within[spec.name] = Config.kept(one.config).evaluation.recovered_within
-        said.append(about(spec, one, different, there[spec.name]) + _trained_elsewhere(one, kept))
-        apart[spec.name] = different
-    partial = {name for name, own in apart.items() if fewer_rounds(own)}
-    return Found(_section(item, there, within, partial) if there else None, said, absent, [*cut_short(apart)], old)
+        one, different = pairs[0]
+        now, own = record.current(one), Config.kept(one.config)
+        if found:
+            there[spec.name], within[spec.name] = _chosen(now, spec), own.evaluation.recovered_within
+        have, before, cut = _pairs(now), _pairs(one), rounds_of(own) != rounds_of(config)
+        left = {seed: [m for m in config.methods.run if (seed, m) not in have] for seed in config.seed_list}
+        old = {seed: [m for m in (*config.methods.run, OURS) if (seed, m) in before - have] for seed in one.seeds}
+        needed = dict.fromkeys(config.seed_list, config.methods.run) if cut else left
+        row = Map(rounds=rounds_of(own), seeds=" ".join(map(str, now.seeds)), absent=by_seed(left))
+        row |= {"status": "outdated" if not found else "partial" if cut or any(left.values()) else "done"}
+        row |= {"outdated": by_seed(old), "differs": "; ".join(different), "made": made_by(now.made)}
+        row |= {"minutes": round(sum(priced(config, some) for some in needed.values() if some))}
+        row |= {"result": next(name for name, other in kept.items() if other is one), "note": notes(one, kept)}
+        rows.append(row_of(item, spec, config, **row))
+    partial = {row["block"] for row in rows if row["rounds"] != row["paper_rounds"]}
+    return _section(item, there, within, partial) if there else None, rows
+
+
+def by_seed(labels: Mapping[int, Sequence[str]]) -> str:
+    """`0: pgd; 1: ft not`, without the seeds that have nothing."""
+    return "; ".join(f"{seed}: {' '.join(some)}" for seed, some in labels.items() if some)
+
+
+def made_by(made: Sequence[Mapping[str, Any]]) -> str:
+    """Hardware, days and commits."""
+    where, when, what = (
+        {one[name][:cut] for one in made} for name, cut in (("hardware", None), ("created", 10), ("commit", 7))
+    )
+    return f"{'; '.join(sorted(where))}; {', '.join(sorted(when))}; commit {', '.join(sorted(what))}"
+
+
+def notes(found: record.KeptResults, kept: Mapping[str, record.KeptResults]) -> str:
+    """Where θ* of a seed was trained more than once, here or for another file, and is not the same."""
+    told = [
+        f"θ* of seed {seed} was trained more than once{_apart(points)}"
+        for seed, points in record.retrained_otherwise(found).items()
+    ]
+    for seed, other, points in record.trained_elsewhere(found, kept.values()):
+        name = next(name for name, one in kept.items() if one is other)
+        told.append(f"θ* of seed {seed} was trained again as for {name}{_apart(points)}")
+    return "; ".join(told)
+
+
+def _apart(points: float | None) -> str:
+    return " and differs" if points is None else f" and differs by at most {points:.2f} points of accuracy"
 
 
 def _section(
@@ -307,25 +400,6 @@ def _section(
         return results.of_lines(item, under, frozenset(partial))
     made = results.bars_of if item.view == "bars" else results.ratios_of
     return made(item, {name: own["best-gap"] for name, own in under.items()})
-
-
-def fewer_rounds(different: Sequence[str]) -> list[str]:
-    """Of what differs from the item, its rounds."""
-    return [one for one in different if one.startswith(("training.rounds ", "unlearning.rounds "))]
-
-
-def cut_short(different: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Where rounds are not the item's, a sentence that must be read before its numbers are; `different` by run."""
-    alike: dict[str, list[str]] = {}
-    for name, own in different.items():
-        if told := fewer_rounds(own):
-            alike.setdefault("; ".join(told), []).append(name)
-    for told_of, names in alike.items():
-        was, its = ("was", "its") if len(names) == 1 else ("were", "their")
-        yield (
-            f"**Partial: {'; '.join(names)} {was} cut short ({told_of}). {its.capitalize()} rows can be read beside"
-            f" each other, {its} levels not beside the paper's.** What a method costs ends where its rounds do."
-        )
 
 
 def _alike(
@@ -362,60 +436,6 @@ def _chosen(kept: record.KeptResults, spec: Spec) -> list[Line]:
     return [line for line in kept.lines() if line["method"] in shown]
 
 
-def about(spec: Spec, kept: record.KeptResults, different: Sequence[str], lines: Sequence[Line]) -> str:
-    """Where a block's numbers come from, in one sentence."""
-    methods, now = {line["method"] for line in lines}, record.current(kept)
-    made = [one for one in now.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
-    where = " or ".join(sorted({one["hardware"] for one in made}))
-    when = ", ".join(sorted({one["created"][:10] for one in made}))
-    commits = ", ".join(sorted({one["commit"][:7] for one in made}))
-    told = f"{spec.name}: {_named(now.seeds)}{fewer(now, sorted(methods))}; {where}, {when}, commit {commits}."
-    told += f" Differs from the item: {'; '.join(different)}." if different else ""
-    told += _trained_again(now)
-    return f"{told} {took(now, methods)}{left_out(spec, kept)}"
-
-
-def _trained_again(kept: record.KeptResults) -> str:
-    """Where methods of one seed began at different θ*, who did, and how far these are apart."""
-    told = ""
-    for seed, points in record.retrained_otherwise(kept).items():
-        parts: dict[str, set[str]] = {}
-        for number, one in enumerate(kept.made):  # methods that were kept one by one may have begun at the same
-            labels = {job.rpartition("/")[2] for job in one["jobs"] if job.startswith(f"{seed}/")}
-            parts.setdefault(one.get("trained", {}).get(seed, f"run {number}"), set()).update(labels)
-        began = [sorted(part - {"train", "before", "retrain"}) for part in parts.values()]
-        who = " and ".join(", ".join(part) for part in began if part)
-        apart = "" if points is None else f", at most {points:.2f} points of accuracy apart at the evaluated rounds"
-        told += (
-            f" θ* of seed {seed} was trained more than once and is not the same ({who} began at different ones{apart})."
-        )
-    return told
-
-
-def _trained_elsewhere(found: record.KeptResults, kept: Sequence[record.KeptResults]) -> str:
-    """Where θ* is that of an earlier result trained again, and not the same: a large one is not carried from there."""
-    return "".join(
-        f" θ* of seed {seed} was trained again as for `results/{other.preset}-{other.key}.json` and is not the same, at"
-        f" most {points:.2f} points of accuracy apart at the evaluated rounds."
-        for seed, other, points in record.trained_elsewhere(found, kept)
-    )
-
-
-def took(kept: record.KeptResults, methods: Collection[str]) -> str:
-    """How long the rounds of the shown jobs took, by seed: what was measured, not what a price says."""
-    beside = stacks_of(kept)
-    by_seed: dict[str, dict[str, float]] = {}
-    for name, columns in kept.jobs.items():
-        if name.rpartition("/")[2] in {*methods, "train"} and columns["seconds"][-1]:
-            by_seed.setdefault(name.partition("/")[0], {})[name] = columns["seconds"][-1]
-    told = []
-    for seed, own in sorted(by_seed.items()):
-        seconds, labels = spent(own, beside)
-        said = f", of which {', '.join(labels)} in one stack" if labels else ""
-        told.append(f"seed {seed} {seconds / 60:.1f} minutes ({len(own)} jobs{said})")
-    return f"Rounds alone, beside whatever else the machine did: {', '.join(told)}." if told else ""
-
-
 def stacks_of(kept: record.KeptResults) -> dict[str, tuple[str, ...]]:
     """The jobs that ran in a stack, each with the methods of that."""
     return {job: tuple(one["beside"]) for one in kept.made for job in one["jobs"] if "beside" in one}
@@ -433,49 +453,8 @@ def spent(jobs: Mapping[str, float], beside: Mapping[str, tuple[str, ...]]) -> t
     return sum([*together, *alone]), [name.rpartition("/")[2] for name in stacked]
 
 
-def left_out(spec: Spec, kept: record.KeptResults) -> str:
-    """What the item asks for and these results do not have, method by method and seed by seed, with its price.
-
-    What they have and no longer counts comes after what they never had.
-    """
-    config, own = spec.config(), as_long(spec, kept.config)
-    run, current = _pairs(kept), _pairs(record.current(kept))
-    gone = {seed: [m for m in config.methods.run if (seed, m) not in run] for seed in kept.seeds}
-    old = {seed: [m for m in (*config.methods.run, OURS) if (seed, m) in run - current] for seed in kept.seeds}
-    absent = [seed for seed in config.seed_list if seed not in gone]
-    told = [*_priced_alike(own, gone)]
-    if absent:
-        told.append(
-            f"everything of {_named(absent)} (about {len(absent) * priced(own, own.methods.run):,.0f} GPU minutes)"
-        )
-    parts = {"Not run": told, OUTDATED.capitalize(): [*_priced_alike(own, old)]}
-    whole = "" if own == config else f" All of it in the item's own rounds: about {price(spec):,.0f} GPU minutes."
-    return "".join(f" {word}: {'; '.join(one)}; θ* included." for word, one in parts.items() if one) + whole
-
-
-def as_long(spec: Spec, config: Mapping[str, Any]) -> Config:
-    """What an item asks for, in the rounds of a kept config."""
-    said = Config.kept(config)
-    return spec.config([f"training.rounds={said.training.rounds}", f"unlearning.rounds={said.unlearning.rounds}"])
-
-
 def _pairs(kept: record.KeptResults) -> set[tuple[int, str]]:
     return {(int(job.partition("/")[0]), job.rpartition("/")[2]) for job in kept.jobs}
-
-
-def _priced_alike(own: Config, labels: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Methods by seed, those of seeds that have the same ones together, each with its price."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for seed, some in labels.items():
-        alike.setdefault(tuple(some), []).append(seed)
-    for some, seeds in alike.items():
-        if some:
-            minutes = len(seeds) * priced(own, some)
-            yield f"{', '.join(some)} ({_named(seeds)}, about {minutes:,.0f} GPU minutes)"
-
-
-def _named(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def figure(kept: record.KeptResults) -> str:
@@ -511,21 +490,8 @@ def figure(kept: record.KeptResults) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def fewer(kept: record.KeptResults, methods: Sequence[str]) -> str:
-    """` (fukd: 0)`: the methods that were not run for every seed."""
-    seeds = {m: [s for s in kept.seeds if any(job.startswith(f"{s}/") for job in _of(kept, m))] for m in methods}
-    few = [f"{method}: {', '.join(map(str, own))}" for method, own in seeds.items() if len(own) < len(kept.seeds)]
-    return f" ({'; '.join(few)})" if few else ""
-
-
 def _of(kept: record.KeptResults, method: str) -> list[str]:
     return [job for job in kept.jobs if job.rpartition("/")[2] == method]
-
-
-def missing(item: Item, specs: Sequence[Spec]) -> str:
-    """What was not run, with its price."""
-    told = [f"{spec.name} (about {price(spec):,.0f} GPU minutes)" for spec in specs]
-    return f"Not run: {'; '.join(told)}. `unfed paper {item.id} --scale paper --set engine.precision=bf16` does it."
 
 
 def price(spec: Spec) -> float:
@@ -554,22 +520,40 @@ def _commit() -> str:
 
 HEAD = """# The paper on real data
 
-Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
-value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain in both, or
-beside it in both, but further away (however far), `≠` neither ([what that means exactly](how-to/paper.md)). A run with
-fewer rounds than the paper's is *partial* and gets no verdict. The CNN is *fitted* to the paper's rows. With one
-seed of ours the paper's spread stands for it, and a verdict says less. Bold is the smallest average gap with all that
-lie within two standard deviations of it, unless that is more than half of the methods; with one seed there is no
-spread, and bold ranks nobody. What was tried where
-we differ stands in [differences](explanation/differences.md).
+This page maps every table and figure of the paper, block by block, to what was run here. Of {blocks} blocks:
+{told}. The CNN is *fitted*: the paper does not describe it fully, so we chose one by the accuracy that it reaches.
+[Where we differ](explanation/differences.md) says what was tried to explain the differences.
 
-Prices in GPU minutes are rounds times the seconds of a round on one H200 in bf16, the items' seeds together. Of these
-the CNN's on CIFAR-10 (0.05 s), ResNet-18's on CIFAR-10 (5, compiling included) and ViT-B/16's on Caltech-101 (2.4, with
-another process beside half of it; 1.7 where there was none) were seen in whole runs; CNN on CIFAR-100 (0.18), ResNet-18
-on CIFAR-100 (5, as on CIFAR-10; an epoch of table 6 10) and ViT-B/16 on CIFAR-100 (12) are calculated from the engine's
-rates ([speed](performance.md)), EfficientNet-B0 (10) is a guess. Items that share runs each count them; what an
-analysis takes beyond its runs is not counted. Without `--set engine.precision=bf16` it is float32, the items' own: a
-round of the CNN takes three times as long.
+How to read the map:
+
+- **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some of these: compare its rows with
+  each other, not with the paper. `outdated` was run before its method changed.
+- **Rounds**: training + unlearning, ours / the paper's; one value where they are equal (epochs in Table 6).
+- **Minutes**: GPU minutes on one H200 in bf16 to reach `done`. Float32 takes about three times as long.
+
+`results/map.csv` adds missing methods, hardware, commits and every setting that differs. `results/tables/` has each
+item's numbers, and `results/*.json` every evaluated round.
+"""
+FIGURE_TEXT = """Prices are rounds times the measured seconds of a round. CIFAR-100's are calculated, EfficientNet's is
+a guess. Items that share runs each count them.
+
+![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
+
+Methods move towards Retrain for hundreds of rounds. The table below shows each method at its best round (`best-gap`).
+"""
+TAIL = """A verdict compares our value with the paper's:
+
+- `=` within two standard deviations of the difference
+- `~` further away, but on the same side of Retrain in both, or beside it in both
+- `≠` neither
+
+[The paper's tables](how-to/paper.md#verdicts) explains them. To run a block, then write this page:
+
+```sh
+python tools/reproduction.py blocks
+python tools/reproduction.py blocks vit-table-1 --out runs --budget 25m
+python tools/reproduction.py page
+```
 """
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -121,8 +122,17 @@ def as_the_papers(run: Run, item: str, *more: str) -> record.KeptResults:
     return replace(kept, preset=spec.preset, config=spec.config().to_json(), made=made, jobs=jobs)
 
 
-def item_of(text: str, heading: str) -> str:
-    return text.partition(f"## {heading}:")[2].partition("\n## ")[0]
+def mapped(folder: Path, item: str, block: str = "CIFAR-10, CNN") -> dict[str, str]:
+    """A row of the map that the results of a folder give."""
+    rows = csv.DictReader(reproduction.page(folder)[1]["map.csv"].splitlines())
+    (row,) = (row for row in rows if (row["item"], row["block"]) == (item, block))
+    return row
+
+
+def numbers_of(folder: Path, item: str) -> dict[str, Any]:
+    """An item's file of numbers and tables."""
+    found: dict[str, Any] = json.loads(reproduction.page(folder)[1][f"tables/{item}.json"])
+    return found
 
 
 def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
@@ -130,10 +140,10 @@ def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
 ) -> None:
     found = as_the_papers(first, "table-1", "fcu", "sealed")
     record.write(found, tmp_path)
-    before = reproduction.page(tmp_path)[0]
+    before, then = reproduction.page(tmp_path), numbers_of(tmp_path, "table-1")
     assert record.outdated(found) == [] and record.current(found) == found
     monkeypatch.setitem(revisions.METHODS, "ft", 99)
-    assert record.outdated(found) == [] and reproduction.page(tmp_path)[0] == before, "it is not in there"
+    assert record.outdated(found) == [] and reproduction.page(tmp_path) == before, "it is not in there"
     monkeypatch.setitem(revisions.METHODS, "not", 99)
     monkeypatch.setitem(revisions.METHODS, "sealed", 99)
     (sentence,) = record.outdated(found)
@@ -142,18 +152,14 @@ def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
         f"cifar10-cnn (client-0-leaves, 2000 + 2000 rounds): `not`, `sealed` revised since {when}; the rows of `not`,"
         " `sealed` are left out until it is run again."
     )
-    text = reproduction.page(tmp_path)[0]
-    assert f"- {sentence}\n" in text
-    table, then = item_of(text, "Table 1"), item_of(before, "Table 1")
-    of_fcu = [line for line in then.splitlines() if line.startswith("| CIFAR-10, CNN | FCU |")]
-    unmarked = table.replace("**", "")  # alone it is the nearest
-    assert len(of_fcu) == 3 and all(line in unmarked for line in of_fcu), "its row, its verdicts, its gaps"
-    assert "| CIFAR-10, CNN | NoT | 91.69 | 83.86 |" in table.partition("where we have nothing yet")[2]
-    assert "| CIFAR-10, CNN | NoT |" not in table.partition("where we have nothing yet")[0]
-    assert "| Sealed |" in then and "| Sealed |" not in table
-    # θ*, NoT and Sealed of 2,000 rounds of 0.05 s
-    assert " Outdated, to be run again: not, sealed (seed 0, about 5 GPU minutes); θ* included." in table
-    assert "outdated" not in before.lower()
+    row, now = mapped(tmp_path, "table-1"), numbers_of(tmp_path, "table-1")
+    assert row["outdated"] == "0: not sealed" and "0: ft federaser fukd pgd mode not;" in row["absent"]
+    block = "CIFAR-10, CNN"
+    assert then["numbers"][block].keys() - now["numbers"][block].keys() == {"NoT", "Sealed"}
+    assert now["numbers"][block]["FCU"] == then["numbers"][block]["FCU"]
+    assert f"{block}, NoT" in then["numbers"]["verdicts"] and f"{block}, NoT" not in now["numbers"]["verdicts"]
+    printed = now["tables"]["What the paper reports, where we have nothing yet"]
+    assert [block, "NoT", "91.69", "83.86"] in [line[:4] for line in printed]
 
 
 def test_where_a_class_leaves_a_revision_for_classes_counts_and_nowhere_else(first: Run) -> None:
@@ -176,34 +182,29 @@ def test_with_a_retrain_that_was_revised_go_the_gaps_and_what_is_read_from_them(
 ) -> None:
     for item, more in (("table-1", ("ft",)), ("figure-4", ("ft", "conv2", "head"))):
         record.write(as_the_papers(first, item, *more), tmp_path / item)
-    then = item_of(reproduction.page(tmp_path / "table-1")[0], "Table 1")
-    drawn = reproduction.page(tmp_path / "figure-4")[1]
-    assert "~ |" in then and "figure-4-1.svg" in drawn
+    then = numbers_of(tmp_path / "table-1", "table-1")["numbers"]
+    assert "tables/figure-4.json" in reproduction.page(tmp_path / "figure-4")[1]
     monkeypatch.setitem(revisions.METHODS, "retrain", 99)
-    text = reproduction.page(tmp_path / "table-1")[0]
-    assert "the rows of `retrain` and all gaps to Retrain are left out until it is run again." in text
-    table = item_of(text, "Table 1")
-    (row,) = (line for line in table.splitlines() if line.startswith("| CIFAR-10, CNN | NoT |") and "Δ" in line)
-    own = next(line for line in then.splitlines() if line.startswith("| CIFAR-10, CNN | NoT |"))
-    assert row.split(" | ")[2].split()[0] == own.split(" | ")[2].split()[0] and row.count("(Δ not measured)") == 4
-    (beside,) = (line for line in table.splitlines() if line.startswith("| CIFAR-10, CNN | NoT | 91.69 ± 0.02 "))
-    assert "~ |" not in beside and "≠ |" not in beside, "which side of Retrain it stands on is not known"
-    assert "| 0.53 \\| — |" in beside, "the paper's own share of Retrain's bytes is"
-    assert "Outdated, to be run again: retrain (seed 0, about 3 GPU minutes); θ* included." in table
-    text, drawn = reproduction.page(tmp_path / "figure-4")
-    assert "- CIFAR-10, CNN: not shown." in (said := item_of(text, "Figure 4"))
-    assert "Outdated, to be run again: retrain (seed 0, about 3 GPU minutes)" in said and "Not run: CIFAR" not in said
-    assert not any(name.startswith("figure-4") for name in drawn)
+    now = numbers_of(tmp_path / "table-1", "table-1")
+    (own, before) = (found["CIFAR-10, CNN"]["NoT"] for found in (now["numbers"], then))
+    assert own["retain"] == before["retain"] and "not measured" in own["average_gap"]
+    words = {cell["verdict"] for cell in now["numbers"]["verdicts"]["CIFAR-10, CNN, NoT"].values()}
+    assert words <= {"within", "not compared"}, "which side of Retrain it stands on is not known"
+    (beside,) = (row for row in now["tables"]["The paper | ours (difference) verdict"] if row[1] == "NoT")
+    assert "0.53 | —" in beside, "the paper's own share of Retrain's bytes is"
+    assert mapped(tmp_path / "table-1", "table-1")["outdated"] == "0: retrain"
+    row = mapped(tmp_path / "figure-4", "figure-4")
+    assert (row["status"], row["outdated"]) == ("outdated", "0: retrain")
+    assert "tables/figure-4.json" not in reproduction.page(tmp_path / "figure-4")[1]
 
 
 def test_a_curve_stays_where_another_was_revised(first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the labels that stand for a method are outdated with it."""
     record.write(as_the_papers(first, "figure-4", "ft", "conv2", "head"), tmp_path)
     monkeypatch.setitem(revisions.METHODS, "not", 99)
-    text, drawn = reproduction.page(tmp_path)
-    said = item_of(text, "Figure 4")
-    assert "figure-4-1.svg" in drawn and "| CIFAR-10, CNN | FT |" in said and "| NoT |" not in said
-    assert "Outdated, to be run again: not, conv2, head (seed 0, about 7 GPU minutes); θ* included." in said
+    (table,) = numbers_of(tmp_path, "figure-4")["tables"].values()
+    assert [row[1] for row in table[1:]] == ["FT"]
+    assert mapped(tmp_path, "figure-4")["outdated"] == "0: not conv2 head"
 
 
 def test_a_revised_engine_or_evaluator_outdates_everything_that_was_made_before(
@@ -215,19 +216,20 @@ def test_a_revised_engine_or_evaluator_outdates_everything_that_was_made_before(
         with monkeypatch.context() as patched:
             patched.setattr(revisions, name, 99)
             assert record.current(old).jobs == {} and record.current(old).made == ()
-            text = reproduction.page(tmp_path)[0]
+            (sentence,) = record.outdated(old)
             since = f"`{name.lower()}` revised since {old.made[0]['created']}"
-            assert f"{since}; everything that was made before is left out until it is run again." in text
-            table = item_of(text, "Table 1")
-            assert "| CIFAR-10, CNN | Retrain | 9" not in table.partition("What the paper reports")[0]
-            assert "- CIFAR-10, CNN: not shown. Not run: federaser, fukd, pgd, mode, fcu (seed 0," in table
-            assert "Outdated, to be run again: retrain, ft, not (seed 0, about 7 GPU minutes)" in table
+            assert f"{since}; everything that was made before is left out until it is run again." in sentence
+            row = mapped(tmp_path, "table-1")
+            assert (row["status"], row["outdated"], row["seeds"]) == ("outdated", "0: retrain ft not", "")
+            assert row["minutes"] == "45", "all of it"
+            assert "tables/table-1.json" not in reproduction.page(tmp_path)[1]
     monkeypatch.setattr(revisions, "ENGINE", 99)
     again = {job: columns for job, columns in old.jobs.items() if not job.endswith("/ft")}
     made = {**old.made[0], "jobs": sorted(again), "revisions": {**old.made[0]["revisions"], "engine": 99}}
     record.write(replace(old, made=(made,), jobs=again), tmp_path)
-    table = item_of(reproduction.page(tmp_path)[0], "Table 1")
-    assert "| CIFAR-10, CNN | NoT |" in table and "Outdated, to be run again: ft (seed 0," in table, "one after another"
+    row = mapped(tmp_path, "table-1")
+    assert (row["status"], row["outdated"]) == ("partial", "0: ft"), "one after another"
+    assert "NoT" in numbers_of(tmp_path, "table-1")["numbers"]["CIFAR-10, CNN"]
 
 
 def test_a_gap_is_taken_in_the_seeds_whose_retrain_counts(
@@ -239,8 +241,8 @@ def test_a_gap_is_taken_in_the_seeds_whose_retrain_counts(
     made = (*kept.made, {**kept.made[0], "jobs": sorted(other), "revisions": revised})
     record.write(replace(kept, made=made, jobs={**kept.jobs, **other}), tmp_path)
     monkeypatch.setitem(revisions.METHODS, "retrain", 99)
-    said = item_of(reproduction.page(tmp_path)[0], "Figure 4")
-    assert "CIFAR-10, CNN: seeds 0, 1 (retrain: 1);" in said and "retrain (seed 0, about" in said
+    row = mapped(tmp_path, "figure-4")
+    assert row["seeds"] == "0 1" and row["outdated"] == "0: retrain" and row["absent"].startswith("0: retrain; 2: ")
     assert "<svg" in reproduction.figure(record.current(record.all_in(tmp_path)[0]))
     with pytest.raises(UnfedError, match="no Retrain that counts"):
         reproduction.figure(record.current(kept))
@@ -326,25 +328,25 @@ def test_a_kept_result_of_others_is_written_nowhere_else(first: Run, tmp_path: P
     assert not list(tmp_path.glob("a/*.json"))
 
 
-def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
-    text, _ = reproduction.page(tmp_path)
-    assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
+def test_the_map_has_every_item_and_block_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
+    text, files = reproduction.page(tmp_path)
+    rows = [*csv.DictReader(files["map.csv"].splitlines())]
+    blocks = [(item.id, spec.name) for item in paper_items().values() for spec in item.runs["paper"]]
+    assert [(row["item"], row["block"]) for row in rows] == blocks and len(blocks) > 30
+    assert {row["status"] for row in rows} == {"not run"} and files.keys() == {"map.csv"}
     # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.05 s each
-    assert "CIFAR-10, CNN (about 45 GPU minutes)" in text
+    assert mapped(tmp_path, "table-1")["minutes"] == "45"
     # θ*, Retrain, FT and NoT of 2,000, a Retrain of 4,000, one seed
-    table_7 = text[text.index("## Table 7") : text.index("## Table 8")]
-    assert "Not run: CIFAR-10, CNN (about 10 GPU minutes)" in table_7
+    assert mapped(tmp_path, "table-7")["minutes"] == "10"
+    assert "| CIFAR-10, CNN | not run | 0/2000+2000 | 0/3 | 45 |" in text and text.count("\n| ") == len(blocks) + 1
+    assert text.count("**Table ") == 8 and text.count("**Figure ") == 7
 
 
-def test_a_price_grows_with_the_data_and_the_network_and_belongs_to_the_command_beside_it(tmp_path: Path) -> None:
+def test_a_price_grows_with_the_data_and_the_network() -> None:
     configs = [Config.preset(name) for name in ("caltech101-vit", "cifar100-vit", "cifar10-cnn", "cifar100-cnn")]
     price = {one.name: reproduction.priced(one, ["not"]) / one.training.rounds for one in configs}
     assert price["cifar100-vit"] >= 5 * price["caltech101-vit"], "40,000 images a round instead of 5,600"
     assert price["cifar100-cnn"] > 3 * price["cifar10-cnn"], "3.7 times the FLOPs"
-    text, _ = reproduction.page(tmp_path)
-    for line in text.splitlines():
-        if line.startswith("Not run: "):
-            assert "--scale paper --set engine.precision=bf16` does it." in line, "float32 takes three times as long"
 
 
 def test_the_price_of_a_block_is_about_what_the_slowest_one_took() -> None:
@@ -364,73 +366,77 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
     wanted = spec.config().to_json()
     cut = wanted | {"training": wanted["training"] | {"rounds": 2}}
-    record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
-    text, _ = reproduction.page(tmp_path)
-    assert "| CIFAR-10, CNN | NoT | " in text and "CIFAR-10, CNN: partial, so no verdict." in text
-    assert " ≠ |" not in text and " = |" not in text, "two rounds say nothing about the paper's 2,000"
-    assert "Differs from the item: training.rounds 2 instead of 2000." in text
-    # θ* and Retrain of two rounds as here, every other method 2,000 rounds of 0.05 s: 6 · 1.67, and 2 · 7 · 1.67
-    missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0, about 10 GPU minutes); everything of seeds 1, 2 (about 23"
-    whole = "θ* included. All of it in the item's own rounds: about 45 GPU minutes."
-    assert f"Not run: {missing} GPU minutes); {whole}" in text
-    assert re.search(r"beside whatever else the machine did: seed 0 \d+\.\d minutes \(3 jobs\)", text)
+    path = record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
+    row, found = mapped(tmp_path, "table-1"), numbers_of(tmp_path, "table-1")
+    assert (row["status"], row["rounds"], row["seeds"], row["result"]) == ("partial", "2+2000", "0", path.name)
+    assert row["differs"] == "training.rounds 2 instead of 2000" and "commit abc" in row["made"]
+    assert row["absent"].startswith("0: ft federaser fukd pgd mode fcu; 1: retrain ft ")
+    assert row["minutes"] == "45", "in the paper's rounds nothing is there"
+    words = {cell["verdict"] for cells in found["numbers"]["verdicts"].values() for cell in cells.values()}
+    assert words == {"partial"}, "two rounds say nothing about the paper's 2,000"
 
 
-def test_rows_of_fewer_rounds_than_the_papers_say_so_before_their_first_number(first: Run, tmp_path: Path) -> None:
+def test_verdicts_stand_only_where_the_rounds_are_the_papers(first: Run, tmp_path: Path) -> None:
     spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
     whole = spec.config().to_json()
     for name, rounds in (("whole", 2000), ("cut", 60)):
         config = whole | {"unlearning": whole["unlearning"] | {"rounds": rounds}}
         record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=config), tmp_path / name)
     text = reproduction.page(tmp_path / "cut")[0]
-    heading, said, table = text.partition("## Table 1")[2].split("\n\n")[:3]
-    assert said.startswith("**Partial: CIFAR-10, CNN was cut short (unlearning.rounds 60 instead of 2000). "), heading
-    assert table == "Rule: `best-gap`. Δ = gap to Retrain."
+    assert "| partial | 2000+60/2000+2000 | 1/3 | 45 |" in text and "\n## " not in text
     entire = reproduction.page(tmp_path / "whole")[0]
-    assert "cut short" not in entire and " ≠ |" in entire, "digits are not CIFAR-10, and a whole run is judged"
+    assert "## Table 1, CIFAR-10, CNN\n" in entire, "digits are not CIFAR-10, and a whole run is judged"
+    (row,) = (line for line in entire.splitlines() if line.startswith("| NoT | 91.69 · "))
+    assert row.count("≠") + row.count("~") + row.count(" = ") == 4
+    # Retrain and NoT of seed 0 are there: six methods of it, and θ* with eight for two seeds more
+    assert mapped(tmp_path / "whole", "table-1")["minutes"] == "42"
+    said = entire.partition("Shifts that most rows share (median): ")[2]
+    found = numbers_of(tmp_path / "whole", "table-1")["numbers"]["verdicts"]
+    apart = [cells["retain"]["difference"] for cells in found.values()]
+    assert said.startswith(f"Retain {sum(apart) / 2:+.1f} (2 of 2 rows), ") and len(apart) == 2
 
 
-def test_a_picture_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = reproduction.page(reproduction.RESULTS)
-    monkeypatch.setattr(reproduction, "page", lambda folder: made)  # the same every time, and drawn once
+    monkeypatch.setattr(reproduction, "page", lambda folder: made)  # the same every time, and made once
     monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(reproduction, "DRAWN", tmp_path / "reproduction")
-    assert reproduction.main(["page"]) == 0 and reproduction.main(["page", "--check"]) == 0
-    assert len(made[1]) > 10
+    shutil.copytree(reproduction.RESULTS, tmp_path / "results")
+    (tmp_path / "results" / "tables" / "old.json").touch()
+    check = ["page", "--check", "--results", str(tmp_path / "results")]
+    assert reproduction.main(check) == 1
+    assert reproduction.main(["page", "--results", str(tmp_path / "results")]) == 0 and reproduction.main(check) == 0
+    assert len(made[1]) > 10 and not (tmp_path / "results" / "tables" / "old.json").exists()
     for name in made[1]:
-        kept = (tmp_path / "reproduction" / name).read_text()
-        (tmp_path / "reproduction" / name).write_text(kept.replace("</svg>", "<g/></svg>"))
-        assert reproduction.main(["page", "--check"]) == 1, name
-        (tmp_path / "reproduction" / name).write_text(kept)
+        path = tmp_path / "results" / name
+        path.write_text((kept := path.read_text()).replace("0", "1"))
+        assert reproduction.main(check) == 1, name
+        path.write_text(kept)
 
 
-def test_a_folder_without_results_costs_nobody_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_results_leaves_the_page_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.md").write_text("what was made before\n")
-    (tmp_path / "figure-6-1.svg").write_text("<svg/>")
     monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(reproduction, "DRAWN", tmp_path)
     with pytest.raises(UnfedError, match="Nothing was kept in .*; the page stays as it is"):
         reproduction.main(["page", "--results", str(tmp_path / "reslts")])
-    assert (tmp_path / "page.md").read_text() == "what was made before\n" and (tmp_path / "figure-6-1.svg").exists()
+    assert (tmp_path / "page.md").read_text() == "what was made before\n"
 
 
-def test_bars_are_drawn_without_the_one_that_was_not_run_and_a_curve_is_not(first: Run, tmp_path: Path) -> None:
+def test_bars_are_shown_without_the_one_that_was_not_run_and_a_curve_is_not(first: Run, tmp_path: Path) -> None:
     for item in ("figure-1", "figure-4"):
         spec = next(s for s in paper_items()[item].runs["paper"] if s.preset == "caltech101-vit")
         record.write(replace(record.kept(first, "abc"), preset=spec.preset, config=spec.config().to_json()), tmp_path)
-    text, drawn = reproduction.page(tmp_path)
-    bars = text.partition("## Figure 1")[2].partition("## Figure 3")[0]
-    assert "figure-1-1.svg" in drawn and "Not run: ft, pgd, mode, fcu (seed 0, " in bars
-    assert not any(name.startswith("figure-4") for name in drawn)
+    bars, curves = (mapped(tmp_path, item, "Caltech-101, ViT") for item in ("figure-1", "figure-4"))
+    assert bars["status"] == "partial" and bars["absent"].startswith("0: ft pgd mode fcu;")
+    assert curves["status"] == "not run"
+    files = reproduction.page(tmp_path)[1]
+    assert "tables/figure-1.json" in files and "tables/figure-4.json" not in files
 
 
 def test_a_table_whose_own_method_was_not_run_is_not_run(first: Run, tmp_path: Path) -> None:
     spec = next(s for s in paper_items()["table-8"].runs["paper"] if s.preset == "cifar10-cnn")
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=spec.config().to_json()), tmp_path)
-    text = reproduction.page(tmp_path)[0]
-    table = text[text.index("## Table 8") : text.index("## Figure 1")]
-    assert "| Retrain |" not in table and "Not run: CIFAR-10, CNN (about" in table, "Retrain alone measures nothing"
-    assert "CIFAR-10, CNN: seed 0;" in text[: text.index("## Table 8")]
+    assert mapped(tmp_path, "table-8")["status"] == "not run", "Retrain alone measures nothing"
+    assert mapped(tmp_path, "table-1")["status"] == "partial"
 
 
 def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, tmp_path: Path) -> None:
@@ -438,13 +444,17 @@ def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, 
     earlier = json.loads(json.dumps(spec.config().to_json()))
     del earlier["model"]["fresh_head"], earlier["request"][0]["population"]  # as if both had come later
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=earlier), tmp_path)
-    assert "| CIFAR-10, CNN | NoT | " in reproduction.page(tmp_path)[0]
+    assert mapped(tmp_path, "table-1")["status"] == "partial"
 
 
-def test_every_kept_result_stands_on_the_page() -> None:
-    text = reproduction.PAGE.read_text(encoding="utf-8")
+def test_every_kept_result_stands_in_the_map_and_every_file_that_it_names_is_there() -> None:
+    rows = [*csv.DictReader((reproduction.RESULTS / "map.csv").read_text(encoding="utf-8").splitlines())]
+    named = {row["result"] for row in rows} - {""}
+    there = [*reproduction.RESULTS.glob("*.json"), *(reproduction.RESULTS / "analyses").glob("*.json")]
+    assert named == {path.relative_to(reproduction.RESULTS).as_posix() for path in there}
+    told = "\n".join(row["made"] for row in rows)
     for found in map(record.current, record.all_in(reproduction.RESULTS)):
-        assert all(about["commit"][:7] in text for about in found.made), f"{found.preset} is not shown"
+        assert all(about["commit"][:7] in told for about in found.made), f"{found.preset} is not shown"
 
 
 @pytest.mark.figures
@@ -454,8 +464,8 @@ def test_the_page_in_the_docs_is_what_the_results_give() -> None:
 
 def test_the_table_of_the_readme_is_that_of_the_page() -> None:
     """The paper's value and ours in every cell, of the same results."""
-    item, kept = paper_items()["table-1"], record.all_in(reproduction.RESULTS)
-    made = reproduction.of_results(item, kept).made
+    kept = {str(number): one for number, one in enumerate(record.all_in(reproduction.RESULTS))}
+    made = reproduction.of_results(paper_items()["table-1"], kept)[0]
     assert made is not None
     ours = {row.method: row for row in made.rows if row.request == "CIFAR-10, CNN"}
     theirs = {row["method"]: row for row in published("T1") if (row["dataset"], row["model"]) == ("CIFAR-10", "CNN")}
@@ -474,11 +484,6 @@ def test_the_table_of_the_readme_is_that_of_the_page() -> None:
         gap = theirs[name]["avg_gap"] if name in theirs else "–"
         wanted.append("–" if method == "retrain" else f"{gap} · {row.average_gap.mean:.2f}")
         assert [cell.replace("**", "") for cell in found[name]] == wanted, name
-
-
-def test_every_result_that_the_page_names_is_there() -> None:
-    named = re.findall(r"results/([\w-]+\.json)", reproduction.PAGE.read_text(encoding="utf-8"))
-    assert named and [name for name in named if not (reproduction.RESULTS / name).exists()] == []
 
 
 def test_a_key_that_a_later_version_adds_makes_no_other_experiment(first: Run, tmp_path: Path) -> None:
@@ -560,24 +565,28 @@ def replace_rounds(run: Run, rounds: int) -> Run:
     return other
 
 
-def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(
-    figure_3: analyses.KeptAnalysis, tmp_path: Path
-) -> None:
+def test_the_map_has_a_kept_analysis_and_says_what_differs(figure_3: analyses.KeptAnalysis, tmp_path: Path) -> None:
     """Kept under the name of the paper's own run, for which no test has the time."""
     kept = figure_3
     wanted = paper_items()["figure-3"].runs["paper"][0].config(["training.rounds=7"]).to_json()
-    analyses.write(replace(kept, preset="cifar10-cnn", config=wanted), tmp_path)
-    text, drawn = reproduction.page(tmp_path)
-    assert "| NoT, last round |" in text and "training.rounds 7 instead of 2000" in text and "commit abcdef1" in text
-    assert "(reproduction/figure-3-1.svg)" in text and drawn["figure-3-1.svg"].startswith("<svg")
+    path = analyses.write(replace(kept, preset="cifar10-cnn", config=wanted), tmp_path)
+    row = mapped(tmp_path, "figure-3")
+    assert (row["status"], row["rounds"], row["seeds"], row["paper_seeds"]) == ("partial", "7+2000", "0", "1")
+    assert row["differs"] == "training.rounds 7 instead of 2000" and "commit abcdef1" in row["made"]
+    assert row["result"] == f"analyses/{path.name}" and row["minutes"] == "45"
+    shown = [line[0] for table in numbers_of(tmp_path, "figure-3")["tables"].values() for line in table]
+    assert "NoT, last round" in shown
     revised = {**kept.made["revisions"], "not": 0}
     analyses.write(
         replace(kept, preset="cifar10-cnn", config=wanted, made={**kept.made, "revisions": revised}), tmp_path
     )
-    text, drawn = reproduction.page(tmp_path)
-    assert "figure-3 of cifar10-cnn: `not` revised since" in text and not drawn
-    # θ* of 7 rounds, the run's seven methods of 2,000 of 0.05 s
-    assert "- CIFAR-10, CNN: outdated, to be run again (about 12 GPU minutes)." in item_of(text, "Figure 3")
+    row = mapped(tmp_path, "figure-3")
+    assert row["status"] == "outdated" and "figure-3 of cifar10-cnn: `not` revised since" in row["outdated"]
+    assert "tables/figure-3.json" not in reproduction.page(tmp_path)[1]
+    whole = paper_items()["figure-3"].runs["paper"][0].config().to_json()
+    analyses.write(replace(kept, preset="cifar10-cnn", config=whole), tmp_path)
+    row = mapped(tmp_path, "figure-3")
+    assert (row["status"], row["minutes"]) == ("done", "0")
 
 
 def test_what_cannot_be_analysed_is_said(first: Run, tmp_path: Path) -> None:
@@ -647,16 +656,16 @@ def test_two_trainings_of_one_seed_are_said_with_the_points_between_them(first: 
     assert record.retrained_otherwise(record.merged(old, kept)) == {}  # the same numbers: nothing to say
     both = record.merged(old, new)
     assert record.retrained_otherwise(both) == {"0": pytest.approx(0.25)}
-    assert "at most 0.25 points of accuracy apart" in reproduction._trained_again(both)
-    assert "(not and pgd began at different ones" in reproduction._trained_again(both)
+    said = "θ* of seed 0 was trained more than once and differs by at most 0.25 points of accuracy"
+    assert reproduction.notes(both, {"a.json": both}) == said
     ft = {"0/client-0-leaves/ft": kept.jobs["0/client-0-leaves/not"]}
     third = record.merged(
         both, replace(new, made=({**about, "jobs": sorted({**others, **ft})},), jobs={**others, **ft})
     )
-    assert "(not and ft, pgd began at different ones" in reproduction._trained_again(third), "kept after each other"
+    assert reproduction.notes(third, {"a.json": third}) == said, "kept after each other"
     whole = {**kept.jobs, **others, **ft}
     last = record.merged(third, replace(new, made=({**about, "jobs": sorted(whole)},), jobs=whole))
-    assert reproduction._trained_again(last) == "", "everything was run again from one θ*"
+    assert reproduction.notes(last, {"a.json": last}) == "", "everything was run again from one θ*"
 
 
 def test_a_model_that_another_item_trained_too_is_compared_with_it(first: Run) -> None:
@@ -668,13 +677,14 @@ def test_a_model_that_another_item_trained_too_is_compared_with_it(first: Run) -
     made = {**about, "created": "2099-01-01T00:00:00Z", "jobs": sorted(jobs), "trained": {"0": "other"}}
     config = {**kept.config, "request": [{"id": "class-0", "classes": [0]}]}
     later = replace(kept, config=config, made=(made,), jobs=jobs)
-    said = reproduction._trained_elsewhere(later, [kept, later])
-    assert f"as for `results/{kept.preset}-{kept.key}.json` and is not the same, at most 0.50 points" in said
-    assert reproduction._trained_elsewhere(kept, [kept, later]) == "", "it is said of the later one"
+    both = {"a.json": kept, "b.json": later}
+    said = "θ* of seed 0 was trained again as for a.json and differs by at most 0.50 points of accuracy"
+    assert reproduction.notes(later, both) == said
+    assert reproduction.notes(kept, both) == "", "it is said of the later one"
     same = replace(later, made=({**made, "trained": about["trained"]},))
     untold = replace(later, made=({name: value for name, value in made.items() if name != "trained"},))
     otherwise = replace(later, config={**config, "training": {**config["training"], "lr": 0.5}})
-    assert [reproduction._trained_elsewhere(one, [kept]) for one in (same, untold, otherwise)] == ["", "", ""]
+    assert [reproduction.notes(one, {"a.json": kept}) for one in (same, untold, otherwise)] == ["", "", ""]
 
 
 def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tmp_path: Path) -> None:
@@ -686,12 +696,9 @@ def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tm
         for rounds in (7, 2000) if spec.name == "CNN, 10 %" else (7,):
             config = spec.config([f"training.rounds={rounds}"]).to_json()
             found.append(replace(kept, preset="cifar10-cnn", config=config, jobs=jobs))
-    said = reproduction.of_results(item, found)[1]
-    assert len(said) == 3 and all("training.rounds 7 instead of 2000" in sentence for sentence in said)
-    (told,) = reproduction.of_results(item, found).cut
-    assert told.startswith(
-        "**Partial: CNN, 10 %; CNN, 50 %; CNN, 90 % were cut short (training.rounds 7 instead of 2000). Their "
-    )
+    rows = reproduction.of_results(item, {str(number): one for number, one in enumerate(found)})[1]
+    own = [row["rounds"] for row in rows if row["block"].startswith("CNN")]
+    assert own == ["7+2000"] * 3
 
 
 def run_block(out: Path, results: Path, *more: str) -> int:
@@ -834,11 +841,9 @@ def test_the_seconds_of_a_stack_are_counted_once() -> None:
     jobs = {f"1/{r}": {"seconds": [0.0, 60.0]} for r in ("None/train", "r/ft", "r/not", "r/pgd", "r/mode")}
     alone = {"jobs": ["1/None/train", "1/r/mode"]}
     stacked = [{"jobs": ["1/None/train", f"1/r/{m}"], "beside": ["ft", "not", "pgd"]} for m in ("ft", "not", "pgd")]
-    told = reproduction.took(record.KeptResults("p", {}, (alone, *stacked), jobs), ["ft", "not", "pgd", "mode"])
-    assert told == (
-        "Rounds alone, beside whatever else the machine did: seed 1 3.0 minutes (5 jobs, of which ft, not, pgd in one"
-        " stack)."
-    )
+    beside = reproduction.stacks_of(record.KeptResults("p", {}, (alone, *stacked), jobs))
+    seconds, together = reproduction.spent({job: one["seconds"][-1] for job, one in jobs.items()}, beside)
+    assert seconds == 180.0 and together == ["ft", "not", "pgd"]
 
 
 def test_side_by_side_a_method_that_fails_or_runs_out_of_time_costs_no_other(
