@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 from lasting import NAMES, RATES, RECIPES
-from unfed import rng, storage
+from unfed import plugins, rng, storage
 from unfed.config.config import Config
 from unfed.data import Request, triggered
 from unfed.errors import UnfedError
@@ -412,4 +412,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with plugins.allow_only((NETWORKS["resnet18"],)):
+        main()
