@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from differences_kept import PAGE, between, still_true
+from differences_kept import still_true
 from unfed import rng
 from unfed.client.plan import Plan
 from unfed.client.scores import columns, moved, score
@@ -54,7 +54,6 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, local_engine, process_as_before
 from workload import add_rows
 
-MARK = "<!-- made by benchmarks/differences.py -->"
 PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as the preset": (),
@@ -176,24 +175,6 @@ def table(paths: Sequence[Path]) -> str:
 
 def _rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def section(paths: Sequence[Path]) -> str:
-    """The part of the page that records give: what was done, the table, and where it was measured."""
-    rows = _rows(paths)
-    first, days = rows[0], sorted({row["date"][:10] for row in rows})
-    left = [name for name in VARIANTS if name not in {row["variant"] for row in rows}]
-    missing = f" Not tried yet: {', '.join(left)}." if left else ""
-    return f"""Retrain from the same start, one thing changed at a time; the table of the reproduction has 2,000 rounds.
-*All rows* and *augmented* are Retain over other rows, as above, and over the training rows as training sees them.
-Variants learn at different speeds: the last column has Test where Retain passes 80.{missing}
-
-{table(paths)}
-The paper's Retrain, after its 2,000 rounds: {", ".join(f"{name} {value}" for name, value in PAPER.items())}.
-
-(`python tools/reproduction.py blocks differences --out runs`, seed 0, one {first["hardware"]}, torch {first["torch"]},
-{", ".join(days)}; every evaluated round in {", ".join(f"`benchmarks/records/{path.name}`" for path in paths)}.)
-"""
 
 
 def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None:
@@ -327,7 +308,6 @@ def main(arguments: Sequence[str]) -> int:
     told.add_argument("--only", choices=CHANGES, help="this variant, in this process, its line into --line")
     told.add_argument("--line", type=Path)
     told.add_argument("--table", type=Path, nargs="+")
-    told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
     told.add_argument("--rows", type=Path)
     given = told.parse_args(arguments)
     if given.beside < 1:
@@ -336,9 +316,7 @@ def main(arguments: Sequence[str]) -> int:
         print(rows_table(given.rows))
         return 0
     if given.table:
-        print(section(given.table) if given.write else table(given.table))
-        if given.write:
-            PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), MARK, section(given.table)), encoding="utf-8")
+        print(table(given.table))
         return 0
     if given.only:
         try:

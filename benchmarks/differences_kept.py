@@ -29,7 +29,7 @@ from unfed.report.rules import trajectories
 from unfed.report.tables import name_of, row_name
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "differences.md"
-BEGIN, END = "<!-- made by benchmarks/differences_kept.py -->", "<!-- until here -->"
+BEGIN, END = "<!-- made by benchmarks/differences_kept.py: parts -->", "<!-- until here -->"
 BLOCK = ("CIFAR-10", "CNN")
 ALONG = (200, 500, 1000, 1500, 2000)
 Metrics = Mapping[str, float]
@@ -191,24 +191,17 @@ TABLES = {
 
 
 def filled(page: str, kept: Kept) -> str:
-    """The page with its tables made anew."""
-    for name, made in TABLES.items():
-        page = between(page, BEGIN.replace(" -->", f": {name} -->"), made(kept))
-    return page
-
-
-def between(page: str, mark: str, made: str) -> str:
-    """The page with this in the place of what stands between a mark and `<!-- until here -->`."""
-    before, found, rest = page.partition(mark)
+    """The page with its table of parts made again; the other tables are printed only."""
+    before, found, rest = page.partition(BEGIN)
     if not found:
-        raise SystemExit(f"{PAGE.name} has no place for a table; put {mark} and {END} where it is to stand.")
-    return f"{before}{mark}\n\n{made}\n{END}{rest.partition(END)[2]}"
+        raise SystemExit(f"{PAGE.name} has no place for a table; put {BEGIN} and {END} where it is to stand.")
+    return f"{before}{BEGIN}\n\n{parts_table(kept)}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:
     told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("results", type=Path)
-    told.add_argument("--write", action="store_true", help="put the tables into docs/explanation/differences.md")
+    told.add_argument("--write", action="store_true", help="put the parts into docs/explanation/differences.md")
     given = told.parse_args()
     kept = Kept(given.results)
     if given.write:
