@@ -425,6 +425,6 @@ def test_what_speed_says_of_table_1_as_a_stack_is_what_was_recorded() -> None:
         )
         for name, shown in names.items()
     }
-    told = speed[speed.index("the same seed run a second time") :]
+    told = speed[speed.index("the same seed run one by one") :]
     assert f"Retain lies further than {furthest.pop('Retain'):.2f} points" in told
     assert all(f"{shown} {apart:.2f}" in told for shown, apart in furthest.items())
