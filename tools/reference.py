@@ -7,6 +7,7 @@ python tools/reference.py --check    fail if they are not up to date
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
 
 ROOT = Path(__file__).parent.parent
+SHARED = 3
+"""An option that so many commands have stands once, at the top of the page."""
 
 
 def config_page() -> str:
@@ -36,14 +39,20 @@ def config_page() -> str:
         "One TOML file describes a run; `--set key.path=value` changes any key. What is left out has its default.",
         "",
     ]
-    lines += _table("", Config)
+    lines += _table("", Config, {})
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
+def _table(path: str, model: type[BaseModel], seen: dict[type[BaseModel], str]) -> Iterator[str]:
+    """The tables of a model; one that stands under two names is shown once."""
     inner = []
     if path:
-        yield from (f"## `[{path}]`", "", (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), "")
+        yield from (f"## `[{path}]`", "")
+        if model in seen:
+            yield from (f"As `[{seen[model]}]`.", "")
+            return
+        seen[model] = path
+        yield from ((model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), "")
     rows = []
     for name, field in model.model_fields.items():
         table = table_in(field.annotation)
@@ -56,7 +65,7 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
     if rows:
         yield from ("| key | meaning | type | default |", "|---|---|---|---|", *rows, "")
     for where, table in inner:
-        yield from _table(where, table)
+        yield from _table(where, table, seen)
 
 
 def _kind(annotation: Any) -> str:
@@ -74,7 +83,7 @@ def _kind(annotation: Any) -> str:
         return f"list of {_kind(inside[0])}s"
     if origin is dict or annotation is dict:
         return "table"
-    words = {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path", KeptList: ""}
+    words = {int: "integer", float: "number", str: "text", bool: "boolean", Path: "path", KeptList: ""}
     return words[annotation]
 
 
@@ -82,37 +91,61 @@ def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
     if value is None:
-        return "–"
+        return ""
     shown = json.dumps(list(value) if isinstance(value, tuple) else value) if not isinstance(value, str) else value
     return f"`{shown}`"
 
 
 def cli_page() -> str:
-    lines = ["# Command line", "", "Exit codes: 0 done, 2 bad input, 3 a quorum or gate refused, 130 interrupted.", ""]
     command = typer.main.get_command(app)
     assert isinstance(command, click.Group)
     complete_help(command, click.Context(command))
-    lines += _commands("unfed", command)
+    rows: dict[str, list[str]] = {}
+    for _, below in _below("unfed", command):
+        for one in below.params:
+            rows.setdefault(_row(one, below), []).append(one.opts[0])
+    shared = {row: opts[0] for row, opts in rows.items() if len(opts) >= SHARED}
+    lines = [
+        "# Command line",
+        "",
+        "Exit codes: 0 done, 2 bad input, 3 a quorum or gate refused, 130 interrupted.",
+        "",
+        "These mean the same in every command that has them:",
+        "",
+        "| argument, option | meaning |",
+        "|---|---|",
+        *(f"| {row} |" for row in shared),
+        "",
+    ]
+    for usage, below in _below("unfed", command):
+        arguments = [p for p in below.params if isinstance(p, click.Argument)]
+        shown = " ".join([usage, *(p.make_metavar(click.Context(below)) for p in arguments)])
+        lines += [f"## `{shown}`", "", (below.help or "").strip(), ""]
+        own = [row for p in below.params if p.name != "help" and (row := _row(p, below)) not in shared]
+        if own:
+            lines += ["| argument, option | meaning |", "|---|---|", *(f"| {row} |" for row in own), ""]
+        also = [f"`{p.opts[0]}`" for p in below.params if isinstance(p, click.Option) and _row(p, below) in shared]
+        if also:
+            lines += [f"Also {', '.join(also)}.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _commands(prefix: str, group: click.Group) -> Iterator[str]:
+def _below(prefix: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Every command, with the words that are typed."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        words = f"{prefix} {name}"
-        arguments = [p for p in command.params if isinstance(p, click.Argument)]
-        usage = " ".join([words, *(p.make_metavar(click.Context(command)) for p in arguments)])
-        yield from (f"## `{usage}`", "", (command.help or "").strip(), "")
-        options = [p for p in command.params if isinstance(p, click.Option) and p.name != "help"]
-        if arguments or options:
-            yield from ("| argument, option | meaning |", "|---|---|")
-            yield from (f"| {_argument(p, command)} |" for p in arguments)
-            yield from (f"| {_option(p)} |" for p in options)
-            yield ""
+        yield f"{prefix} {name}", command
         if isinstance(command, click.Group):
-            yield from _commands(words, command)
+            yield from _below(f"{prefix} {name}", command)
+
+
+def _row(parameter: click.Parameter, command: click.Command) -> str:
+    if isinstance(parameter, click.Option):
+        return _option(parameter)
+    assert isinstance(parameter, click.Argument)
+    return _argument(parameter, command)
 
 
 def _option(option: click.Option) -> str:
@@ -130,17 +163,36 @@ def _argument(argument: click.Argument, command: click.Command) -> str:
 def methods_page() -> str:
     lines = ["# Methods", "", method_table(), "", "What a method may need:", ""]
     lines += [f"- `{need}`: {says}" for need, says in NEEDS.items()]
+    rows = [_hyperparameter(*one) for method in METHODS.values() for one in method.options()]
+    shared = dict.fromkeys(row for row in rows if rows.count(row) > 1)
+    lines += [
+        "",
+        "Below: hyperparameter = default (its source): meaning. Three defaults are for cnn, resnet18 and vit-b-16.",
+    ]
+    lines += ["Several methods have:", ""]
+    lines += shared
     for name, method in METHODS.items():
-        lines += ["", f"## {method.title} (`{name}`)", "", f"{(method.__doc__ or '').strip()} {method.cite}.", ""]
-        if method.options():
-            lines += ["| hyperparameter | default | meaning | source |", "|---|---|---|---|"]
-            lines += [
-                f"| `{o}` | {_plain(as_written(d))} | {_plain(says)} | {source} |"
-                for o, d, says, source in method.options()
-            ]
-        else:
-            lines.append("It has no hyperparameters.")
+        lines += [
+            "",
+            f"## {method.title} (`{name}`)",
+            "",
+            f"{_first(method)} [More](../methods/{name}.md).",
+            "",
+        ]
+        own = [_hyperparameter(*one) for one in method.options()]
+        lines += [row for row in own if row not in shared] or (["It has no hyperparameters of its own."])
+        also = [f"`{option}`" for (option, *_), row in zip(method.options(), own, strict=True) if row in shared]
+        lines += ["", f"Also {', '.join(also)}."] if also else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _hyperparameter(name: str, default: Any, meaning: str, source: str) -> str:
+    shown = re.sub(r" \((cnn|resnet18|vit-b-16)\)(, )?", lambda found: " / " if found[2] else "", as_written(default))
+    return f"- `{name}` = {_plain(shown.replace(' / ', '/'))} ({source}): {_plain(meaning)}"
+
+
+def _first(method: Any) -> str:
+    return str(method.__doc__ or "").strip()
 
 
 def _plain(value: Any) -> str:
@@ -151,7 +203,8 @@ def method_table() -> str:
     lines = ["| name | method | where | scopes | needs |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
         where = "central" if issubclass(method, Central) else "federated, central" if _both(method) else "federated"
-        scopes, needs = ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs))
+        scopes = "any" if len(method.scopes) == 3 else ", ".join(sorted(method.scopes))
+        needs = ", ".join(sorted(method.needs))
         lines.append(f"| `{name}` | {method.title} | {where} | {scopes} | {needs} |")
     return "\n".join(lines)
 

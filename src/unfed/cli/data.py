@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unfed.data.fetch.download import Progress as Progressing
     from unfed.data.fetch.download import Verified
 
-app = typer.Typer(help="Data sets: list, download, verify.", no_args_is_help=True)
+app = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A data set; `unfed data list` names them.")]
 Root = Annotated[Path | None, plain("The data root; default: the folder that UNFED_DATA names.")]
@@ -24,10 +24,7 @@ Root = Annotated[Path | None, plain("The data root; default: the folder that UNF
 
 @app.command("list")
 def list_all(root: Root = None, as_json: Json = False) -> None:
-    """Show the data sets that have a name, and where each lies.
-
-    They lie under the data root.
-    """
+    """List the data sets and where each lies."""
     from unfed.data.fetch.download import catalogue
     from unfed.data.fetch.packages import PACKAGES
 
@@ -60,9 +57,9 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
 
 @app.command()
 def verify(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """Read a whole data set, and say whether it is whole.
+    """Check that a data set is whole.
 
-    By published checksums where there are some, by counts everywhere.
+    It compares published checksums and counts.
     """
     from unfed.data.fetch import download as downloads
 
@@ -77,9 +74,9 @@ def download(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Get a data set into the data root.
+    """Download a data set into the data root.
 
-    An interrupted download goes on where it broke off.
+    An interrupted download continues.
     """
     from unfed.data.fetch import download as downloads
 

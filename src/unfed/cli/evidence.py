@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from unfed.trust.signing import PublicKey
     from unfed.trust.verdict import Verdict
 
-keys_app = typer.Typer(help="Keys that sign requests, and whose they are.", no_args_is_help=True)
-request_app = typer.Typer(help="Sign a deletion request; look at a signed one.", no_args_is_help=True)
-log_app = typer.Typer(help="The log of a run: is it whole.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make keys that sign requests, and say whose they are.", no_args_is_help=True)
+request_app = typer.Typer(help="Sign, check, revoke or refuse a deletion request.", no_args_is_help=True)
+log_app = typer.Typer(help="Check the log of a run.", no_args_is_help=True)
 
 where = partial(option, "Where it listens")
 OperatorKey = Annotated[Path, plain("The operator's private key.", "--operator", metavar="FILE.key")]
@@ -57,9 +57,9 @@ Page = Annotated[
 def keys_new(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="Writes NAME.key and NAME.pub.")], as_json: Json = False
 ) -> None:
-    """Draw an Ed25519 key.
+    """Make an Ed25519 key pair.
 
-    NAME.key stays with its owner, NAME.pub is given away.
+    NAME.key stays with its owner; NAME.pub is given away.
     """
     from unfed.trust import signing
 
@@ -81,7 +81,7 @@ def keys_roster(
 ) -> None:
     """Say whose key is whose, signed by the operator.
 
-    The first time, it begins the run's log.
+    The first call starts the run's log.
     """
     from unfed.folder.folder import RunFolder
     from unfed.trust import logbook, participation, signing
@@ -131,7 +131,7 @@ def request_sign(
 ) -> None:
     """Sign a deletion request.
 
-    Samples are only committed to: what opens the commitment goes to OUT.opening.
+    Samples are only hashed with a salt; their positions go to OUT.opening.
     """
     from unfed import storage
     from unfed.data import SampleList
@@ -178,10 +178,7 @@ def request_check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A signed request.")],
     as_json: Json = False,
 ) -> None:
-    """Say whether a run would believe a signed request.
-
-    Nothing is filed, nothing is logged.
-    """
+    """Check a signed request without filing it."""
     from unfed.trust import intake
     from unfed.trust.folder import TrustFolder
     from unfed.trust.signing import read_file
@@ -204,7 +201,7 @@ def request_revoke(
 ) -> None:
     """Sign that a request is taken back.
 
-    Once handed in, the request is let go unless it is fulfilled.
+    A fulfilled request stays fulfilled.
     """
     from unfed import storage
     from unfed.trust import request as requests
@@ -219,12 +216,12 @@ def request_revoke(
 def request_refuse(
     run: RunArgument,
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
-    reason: Annotated[str, plain("Why it is refused; it is signed, and goes to the client.")],
+    reason: Annotated[str, plain("Why; it is signed and goes to the client.")],
 ) -> None:
     """Refuse a signed request, with a signed reason.
 
-    See GDPR, Article 12(4). The request stays owed and visible, its rows stay out of training, and the client may hand
-    it in again.
+    See GDPR, Article 12(4). The request stays owed, its rows stay out of training, and the client may hand it in
+    again.
     """
     from unfed.runs.run import Run
     from unfed.trust import intake
@@ -255,10 +252,9 @@ def log_check(
     kept: Annotated[Path | None, plain("A checkpoint or an acknowledgement that you kept.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether the log of a run is the one that was signed for.
+    """Check that a run's log is the one that was signed.
 
-    It must not be cut, edited or re-ordered. If both files were cut back together, only a checkpoint that was kept
-    elsewhere (`--kept`) shows it.
+    It must not be cut, edited or reordered. With --kept it is compared with a checkpoint that you kept.
     """
     from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
@@ -297,7 +293,7 @@ def bundle(
 ) -> None:
     """Write the signed evidence of a served request.
 
-    It says which models, who took part, what was measured; no tensors, no sample ids. Evidence, not a guarantee.
+    It holds no tensors and no sample ids. Evidence, not a guarantee.
     """
     from unfed.folder.carriers import hand_out
     from unfed.folder.folder import RunFolder
@@ -353,8 +349,7 @@ def verify(
 ) -> None:
     """Check an evidence bundle, without the run.
 
-    It needs the bundle and the operator's public key. It prints a decision in four lines, what is proven and what is
-    not. Exit code 2 where something does not hold.
+    It prints a decision, what is proven and what is not. Exit code 2 if something does not hold.
     """
     from unfed.trust import bundle as bundles
     from unfed.trust import signing
@@ -407,10 +402,9 @@ def serve(
     work: Annotated[bool, how("Also serve what comes in; else `unfed resume` does.", "--work")] = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Take signed requests over the network; show the queue.
+    """Take signed requests over HTTP and show the queue.
 
-    It hands out answers and evidence. It listens on this machine only; put a reverse proxy with TLS before it. Requests
-    count by their signature.
+    It listens on this machine only; put a reverse proxy with TLS before it.
     """
     from unfed.requests.options import RequestOptions
     from unfed.runs.run import Run

@@ -12,7 +12,7 @@ from unfed.cli.console import echo_json, print_table, say
 from unfed.cli.options import Json, plain
 from unfed.errors import UnfedError, extra
 
-app = typer.Typer(help="The same on real, separate machines.", no_args_is_help=True)
+app = typer.Typer(help="Run on separate machines with Flower.", no_args_is_help=True)
 
 
 @app.command()
@@ -42,7 +42,7 @@ def init(
 
 @app.command()
 def costs(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")],
     ls: Annotated[Path | None, plain("Output of `flwr ls --format json`, for Flower's own count.")] = None,
     as_json: Json = False,
 ) -> None:

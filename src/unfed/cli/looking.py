@@ -28,9 +28,9 @@ LONG = 15.0
 
 
 def status(run: RunArgument, as_json: Json = False) -> None:
-    """Where a run stands: rounds, requests, which model is in force.
+    """Show where a run stands: rounds, requests, the model in force.
 
-    Also accuracy, time left, and how to go on.
+    Also accuracy, time left, and how to continue.
     """
     from unfed.cli.display import clock_text, percent, request_line
     from unfed.cli.evidence import due_dates
@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Score a model on the run's own data.
 
-    Accuracy on retained, forgotten and test rows, membership inference, and the backdoor if there is one.
+    Accuracy, membership inference, and the backdoor if there is one.
     """
     from unfed import storage
     from unfed.measures import metrics
@@ -111,10 +111,9 @@ def evaluate(
 
 
 def check(run: RunArgument, as_json: Json = False) -> None:
-    """Say whether a run folder is whole.
+    """Check that a run folder is whole.
 
-    Whole means: nothing torn, edited, replaced or lost. It reads everything and changes nothing. What was purged on
-    purpose has a tombstone and counts as whole. Exit code 2 if something is wrong.
+    Nothing may be torn, edited, replaced or lost. It changes nothing. Exit code 2 if something is wrong.
     """
     from unfed.cli.evidence import log_faults
     from unfed.folder import check as checking
@@ -165,9 +164,7 @@ def probe(
 ) -> None:
     """Try to undo what a run has forgotten.
 
-    It shows how much comes back, beside Retrain and the model before. It inverts what has a public inverse, fits layers
-    on a few retained rows, trains on, mixes in forgotten rows, and measures distances. Each piece is kept as soon as it
-    is there: given again, the command goes on where it was.
+    It shows how much comes back, beside Retrain and the model before. If interrupted, give the same command again.
     """
     from unfed.api import write_report
     from unfed.runs.probe import effort_of
@@ -244,12 +241,12 @@ def _tell_undone(found: "Undoing") -> None:
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
-methods_app = typer.Typer(help="What methods need, serve and can be set to.")
+methods_app = typer.Typer(help="List the methods, what they need and what they serve.")
 
 
 @methods_app.callback(invoke_without_command=True)
 def methods(context: typer.Context, as_json: Json = False) -> None:
-    """What methods need, serve and can be set to."""
+    """List the methods, what they need and what they serve."""
     if context.invoked_subcommand:
         return
     from unfed.data.scope import Kind
@@ -295,10 +292,7 @@ def as_written(default: Any) -> str:
 def methods_show(
     name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")], allow_code: AllowCode = False
 ) -> None:
-    """Show one method: what it is, what it needs, its hyperparameters.
-
-    Beside each default stands where it comes from.
-    """
+    """Show one method: what it is, what it needs, its hyperparameters."""
     from unfed.methods import find
 
     method = find(name, "NAME")
@@ -319,10 +313,7 @@ def methods_check(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Check a method against the contract, on digits.
-
-    Clean views, resume, honest needs, ledger, engines equal.
-    """
+    """Check a method against the contract, on digits."""
     from unfed.methods import find
     from unfed.testing import conformance
 

@@ -20,12 +20,12 @@ def export(
     run: RunArgument,
     method: Annotated[str | None, which("The model that this method left; `train` for θ*.")] = None,
     request: Annotated[str | None, which("Under this request, where there are several.")] = None,
-    seed: Annotated[int | None, which("Which repetition, where a run has several.")] = None,
+    seed: Annotated[int | None, which("Which repetition, if a run has several.")] = None,
     out: Annotated[Path, out_option("The safetensors file to write.")],
 ) -> None:
     """Write a model of a run to a file.
 
-    By default it is the model in force; any other you must name.
+    By default it is the model in force.
     """
     from unfed import storage
     from unfed.cli.evidence import entered
@@ -65,7 +65,7 @@ def negate(
 ) -> None:
     """Negate layers of a model file (Eq. 3).
 
-    It works tensor by tensor: memory does not grow with the file.
+    It works tensor by tensor, so memory does not grow with the file.
     """
     from unfed.model import files
 
@@ -93,7 +93,7 @@ def convert(
 ) -> None:
     """Turn a PyTorch state dict into safetensors.
 
-    The file is loaded with `weights_only=True` and in no other way.
+    It loads the file with `weights_only=True`.
     """
     from unfed.model import files
 
@@ -116,19 +116,17 @@ def _safetensors(out: Path) -> None:
 def prune(
     run: RunArgument,
     samples: Annotated[
-        Literal["all", "last", "none"], plain("Scores of single rows to keep: all, those of each last round, or none.")
+        Literal["all", "last", "none"], plain("Scores of single rows to keep: all, last or none.")
     ] = "last",
-    states: Annotated[
-        bool, plain("Keep a finished job's model once; with --no-states it stays in its state too.")
-    ] = True,
+    states: Annotated[bool, plain("Keep a finished job's model only once; --no-states keeps both.")] = True,
     dry_run: Annotated[bool, plain("Only say what would go.", "--dry-run")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a run folder smaller.
 
-    Old scores of single rows, and second copies of models, go. Reports, requests and resuming need none of it. It does
-    not forget a client: that is `unfed forget`, then `unfed purge`.
+    It deletes old scores of single rows and second copies of models. Results stay the same. To forget a client, use
+    `unfed forget` and `unfed purge`.
     """
     from unfed.folder.folder import RunFolder
     from unfed.folder.prune import prune as take_away

@@ -70,8 +70,8 @@ Track = Annotated[
 ]
 Methods = Annotated[str | None, how("Methods instead of the config's: `not,ft,retrain`.")]
 MethodsOrAll = Annotated[str | None, how("Methods instead of the config's: `not,ft`, or `all`.", "--methods")]
-Seed = Annotated[int | None, how("Which repetition, where a run has several.")]
-Budget = Annotated[str | None, how("When this time is up, save and stop: `90s`, `9m`, `1.5h`.", metavar="TIME")]
+Seed = Annotated[int | None, how("Which repetition, if a run has several.")]
+Budget = Annotated[str | None, how("Save and stop after this time: `90s`, `9m`, `1.5h`.", metavar="TIME")]
 Device = Annotated[str | None, how("auto, cpu, cuda, cuda:N or mps.")]
 Sets = Annotated[list[str], how("Change a config key: `--set training.rounds=20`. Repeatable.", "--set")]
 AllowCode = Annotated[

@@ -42,9 +42,9 @@ def paper(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The paper's tables and figures.
+    """Make the paper's tables and figures.
 
-    All of them, or those that you name: as runs, Markdown, LaTeX, SVG, and one page of all of it.
+    All of them, or those that you name, as runs, Markdown, LaTeX, SVG, and one page.
     """
     from unfed.cli.display import shown
     from unfed.paper.items import SCALES

@@ -33,10 +33,10 @@ def report(
         out_option("A file; for svg and pdf a folder. Default: RUN/report.html, stdout, or RUN-figures.", file=False),
     ] = None,
 ) -> None:
-    """The report of a run, its tables, figures and numbers.
+    """Write a run's report, tables, figures or numbers.
 
-    The run need not be finished. html is one page for everyone; md and latex are tables; csv and json are numbers; svg
-    and pdf are figures, one file each.
+    The run may be unfinished. html is one page; md and latex are tables; csv and json are numbers; svg and pdf are
+    figures.
     """
     from unfed.api import write_report
     from unfed.folder import old_evidence
@@ -118,7 +118,7 @@ def compare(
     rule: Annotated[str, plain("best-gap, recovered or last.")] = "best-gap",
     out: Annotated[Path | None, out_option("Default: compare.html here; tables to stdout.")] = None,
 ) -> None:
-    """Several runs in one report, and in what they differ."""
+    """Compare several runs in one report."""
     from unfed import api, storage
     from unfed.report import compare as several
     from unfed.report import tables
@@ -148,10 +148,7 @@ def index(
     runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with run folders in it.")] = Path("runs"),
     out: Annotated[Path | None, out_option("Default: FOLDER/index.html.")] = None,
 ) -> None:
-    """One page of all runs and requests in a folder.
-
-    It links to their reports.
-    """
+    """Write one page of all runs and requests in a folder."""
     from unfed import storage
     from unfed.folder.carriers import enter
     from unfed.folder.folder import RunFolder

@@ -30,7 +30,7 @@ def forget(
     client: Annotated[list[str], what("A client that leaves. Repeatable.")] = [],
     classes: Annotated[list[int], what("A class to forget. Repeatable.", "--class")] = [],
     samples: Annotated[Path | None, what("A CSV file of samples: `row`, or `client,position`.")] = None,
-    deleted: Annotated[bool, what("The data is gone: no client is asked to train on it.", "--deleted")] = False,
+    deleted: Annotated[bool, what("The data is deleted: no client is asked to train on it.", "--deleted")] = False,
     signed: Annotated[Path | None, what("A signed request says what leaves.", "--request", metavar="FILE")] = None,
     opening: Annotated[Path | None, what("Opens a signed request's commitment to its samples.", metavar="FILE")] = None,
     name: Annotated[str | None, what("The request's id. Alone, it tries a known request again.", "--id")] = None,
@@ -38,7 +38,7 @@ def forget(
     layers: Annotated[str | None, how("The method's layers, with commas: `conv1,conv2`.")] = None,
     sets: Annotated[list[str], how("A hyperparameter of the method: `KEY=VALUE`. Repeatable.", "--set")] = [],
     together: Annotated[
-        bool, how("Share one recovery with other requests that wait. File each with --together --wait.", "--together")
+        bool, how("Share one recovery with other waiting requests; file each with --wait.", "--together")
     ] = False,
     seed: Seed = None,
     allow_code: AllowCode = False,
@@ -49,25 +49,19 @@ def forget(
             " Default: as last time, else `recovered`."
         ),
     ] = None,
-    within: Annotated[float | None, when("Recovered: so many points of validation accuracy may be missing.")] = None,
-    max_drop: Annotated[
-        float | None, when("The gate: the new model may lose so many points of validation accuracy.")
-    ] = None,
-    accept: Annotated[bool, when("Put the model in force even if the gate refuses it; recorded.", "--accept")] = False,
+    within: Annotated[float | None, when("Recovered: points of validation accuracy that may be missing.")] = None,
+    max_drop: Annotated[float | None, when("The gate: points of validation accuracy that may be lost.")] = None,
+    accept: Annotated[bool, when("Accept the model even if the gate refuses it; recorded.", "--accept")] = False,
     expires: Annotated[str | None, when("A date by which it must be begun: `2026-01-31`.")] = None,
-    wait: Annotated[
-        bool, when("Only file it. The leaver is out of training; `unfed resume` serves it later.", "--wait")
-    ] = False,
-    plan: Annotated[
-        bool, how("Show what each method would cost and whether it lasts. Nothing is run or filed.", "--plan")
-    ] = False,
+    wait: Annotated[bool, when("Only file it; `unfed resume` serves it later.", "--wait")] = False,
+    plan: Annotated[bool, how("Only show what each method would cost and whether it lasts.", "--plan")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Take clients, classes or samples out of a trained run.
 
-    It leaves a new model in force. The same id twice is served once; a request that was denied is tried again.
-    Exit code 3 if this one is denied.
+    It puts a new model in force. The same id is served once; a denied request is tried again. Exit code 3 if it is
+    denied.
     """
     from unfed.cli.display import shown
     from unfed.cli.evidence import entered, received
@@ -233,10 +227,9 @@ def withdraw(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a request go that is not fulfilled.
+    """Withdraw a request that is not fulfilled.
 
-    Its rows take part in training again. A request that a client signed needs the client's signed revocation. What is
-    fulfilled cannot be withdrawn.
+    Its rows train again. A request that a client signed needs the client's signed revocation.
     """
     from unfed.cli.evidence import entered, revoked
     from unfed.runs.run import Run
@@ -270,9 +263,8 @@ def purge(
 ) -> None:
     """Delete what still carries a fulfilled request.
 
-    Models, states, histories, scores and probes go. The command lists them and asks. There is no way back. Each file
-    leaves a tombstone (path, SHA-256, request, date); what keeps the leaver out stays. Killed at any moment, the same
-    command goes on.
+    It lists models, states, histories, scores and probes, asks, and deletes them for good. Each file leaves a
+    tombstone.
     """
     from unfed.api import write_report
     from unfed.cli.evidence import entered
@@ -365,8 +357,7 @@ def lineage(
 ) -> None:
     """List everything that still carries a client.
 
-    Models, states, exports, reports and uploads, each with what to do about it. Exports and reports are known from the
-    day they were written. Backups and copies are not known here.
+    Models, states, exports, reports and uploads, each with what to do. Backups and copies are not known.
     """
     from unfed.folder.folder import RunFolder
     from unfed.runs.lineage import affected as carrying

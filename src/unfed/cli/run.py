@@ -45,10 +45,10 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ten clients, one backdoor, three ways to forget it. A minute.
+    """Train ten clients, plant a backdoor, forget it in three ways.
 
-    Ten clients learn to read digits; client 0 plants a backdoor and must leave. NoT, fine-tuning and retraining take it
-    out of the trained model. A table and an HTML report compare the three.
+    Client 0 plants the backdoor and must leave. A table and an HTML report compare NoT, fine-tuning and Retrain. It
+    takes about a minute.
     """
     from unfed.cli import display
     from unfed.config.config import Config, presets
@@ -79,10 +79,10 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a federation, let methods forget, compare them.
+    """Train a federation, forget by each method, compare them.
 
-    It ends with a table and an HTML report. If the folder holds this very run, the command goes on with it, or shows it
-    if it is finished; --out DIR trains again.
+    It writes a table and an HTML report. If the folder holds this run, the command continues it; --out DIR starts
+    another.
     """
     from unfed.runs.tracking import known
     from unfed.runs.trust_log import begin_log
@@ -107,9 +107,9 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was interrupted.
+    """Continue an interrupted run.
 
-    It also serves the requests that wait. The result is bit-equal to that of an uninterrupted run.
+    It also serves waiting requests. The result is bit-equal to an uninterrupted run.
     """
     from unfed.runs.run import Run
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unfed.studies.stress import HarmLeft
     from unfed.studies.sweep import Axis, Member
 
-Jobs = Annotated[int | None, how("How many at once; default: one per core where each computes on one thread.")]
+Jobs = Annotated[int | None, how("How many at once; default: one per core if each uses one thread.")]
 BESIDE = 3
 """So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
 
@@ -62,11 +62,10 @@ def sweep(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One run for every combination of some values.
+    """Run every combination of some values.
 
-    One page compares them. Several run at once where that helps. Combinations that differ in keys of methods alone
-    share one run: what they start from, and Retrain, are trained once. Runs that differ only in the seed are one line
-    of the table, mean ± standard deviation. Interrupted at any moment, the same command goes on.
+    One page compares them. Runs that differ only in the seed share a line, mean ± standard deviation. If
+    interrupted, give the same command again.
     """
     from unfed.report.rules import named
     from unfed.studies import sweep as sweeping
@@ -179,18 +178,16 @@ def population(
     as_json: Json = False,
     silent: Quiet = False,
 ) -> None:
-    """Many models of one config, for evidence that has a spread.
+    """Train many models of one config, to see how much numbers vary.
 
-    Trains N models before, N Retrains and N of every method, each under its own training seed, and keeps what they say
-    about the same rows. Given again, the command does what is missing, and adds models or methods. `unfed judge` says
-    what follows.
+    Trains N models before, N Retrains and N of every method, each under its own seed. Given again, the command adds
+    what is missing. `unfed judge` evaluates them.
 
-    With --tune, hyperparameters are chosen on validation rows and the first half of the models, with the same number
-    of trials for every method. All models then unlearn with them, as METHOD-tuned.
+    With --tune, every method's hyperparameters are chosen with the same number of trials, on validation rows and
+    the first half of the models.
 
-    With --cases, each case is a population of its own: poisoned rows of which half are named, one of two colluders,
-    swapped classes, a hidden backdoor that a departure arms, the most memorised rows. The table says which methods
-    fail, Retrain included.
+    With --cases, each case is a population with a harder forget set: half of a backdoor, colluders, swapped
+    classes, a hidden backdoor, memorised rows.
     """
     from unfed.measures.population import store
     from unfed.studies.population import missing, populate
@@ -279,10 +276,9 @@ def judge(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How sure a population makes it that a method forgets.
+    """Say how sure a population is that a method forgets.
 
-    It says whether a method remembers, whether it is unfinished, and how sure that is. Half of the models are fitted
-    on, the other half is judged, beside Retrain against Retrain.
+    Half of the models are fitted on, the other half is judged, beside Retrain against Retrain.
     """
     from unfed import records, storage
     from unfed.api import write_report

@@ -52,7 +52,7 @@ MOST_BYTES = 4 << 20
 
 
 class MethodsConfig(BaseModel):
-    """Which methods run, in which order, and their hyperparameters by name.
+    """Which methods run, and their hyperparameters.
 
     A table may stand under a name of its own and say which method it uses: `[methods.not-conv2] use = "not"`. Its
     sub-table `unlearning` sets rounds, lr and schedule for that method alone.
@@ -65,7 +65,7 @@ class MethodsConfig(BaseModel):
         "ft",
         "retrain",
     )
-    """Which methods are compared, in this order; a table [methods.NAME] sets hyperparameters."""
+    """Methods to compare, in this order; [methods.NAME] sets hyperparameters."""
 
     def build(self) -> dict[str, all_methods.Method]:
         """The methods to run, by their label."""
@@ -115,13 +115,13 @@ class Config(ConfigTable):
     """The whole experiment."""
 
     name: str = "run"
-    """What the run is called; its folder is runs/NAME unless --out says otherwise."""
+    """The run's name; its folder is runs/NAME, or --out."""
     setting: Literal["federated", "central"] = "federated"
-    """`federated`: clients and a server. `central`: one place holds all data, and a round is an epoch."""
+    """`central`: one place holds all data, and a round is an epoch."""
     seed: int | tuple[int, ...] = 0
-    """The number from which every draw follows; a list makes one repetition each, shown as mean ± std."""
+    """Seed of every draw; a list makes repetitions, shown as mean ± std."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where it computes: auto (CUDA where there is one), cpu, cuda, cuda:N or mps."""
+    """auto (CUDA if there is one), cpu, cuda, cuda:N or mps."""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     poison: PoisonConfig | None = None

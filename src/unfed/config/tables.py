@@ -41,61 +41,61 @@ class DataConfig(ConfigTable):
     """
 
     name: str = "digits"
-    """A data set of `unfed data list`, `imagefolder`, or your own as package.module:factory."""
+    """A name of `unfed data list`, `imagefolder`, or your own package.module:factory."""
     root: Path | None = None
-    """The folder that holds it; default: the one that UNFED_DATA names."""
+    """Its folder; default: UNFED_DATA."""
     test_size: Positive | None = None
-    """How many images are held out for testing, where the data set has no test set of its own."""
+    """Images held out for testing, if the data set has no test set."""
     train_size: Positive | None = None
-    """How many training rows are kept, drawn by the seed; default: all."""
+    """Training rows to keep, drawn by the seed; default: all."""
     flip: Share | None = None
-    """With which probability a training image is mirrored."""
+    """Probability of mirroring a training image."""
     pad_crop: Annotated[int, Field(ge=0)] | None = None
-    """By how many pixels a training image is padded before a crop of the old size is drawn from it."""
+    """Pixels of padding before a random crop to the old size."""
     resize: Positive | None = None
-    """The side of the square, in pixels, to which every image is stretched."""
+    """Side of the square, in pixels, that images are stretched to."""
     crop: Positive | None = None
-    """The side of the square that is cut from the middle."""
+    """Side of the square cut from the middle."""
 
 
 class PartitionConfig(ConfigTable):
     """How the training rows are dealt to clients."""
 
     clients: Positive = 10
-    """How many clients share the training images."""
+    """Number of clients."""
     scheme: Literal["iid", "dirichlet", "shards", "natural"] = "iid"
     """`iid`: at random. `dirichlet`: uneven classes. `shards`: few classes. `natural`: by owner."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """With `dirichlet`: how alike clients are; small means each holds mostly a few classes."""
+    """With `dirichlet`: how alike clients are; small: few classes each."""
     shards_per_client: Positive = 2
-    """With `shards`: how many blocks of one class each client gets."""
+    """With `shards`: blocks of one class per client."""
     min_samples: Positive = 2
-    """How many rows every client must hold at least."""
+    """Fewest rows of a client."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of each client's rows that it keeps for validation and never trains on."""
+    """Share of each client's rows held out for validation."""
 
 
 class PoisonConfig(ConfigTable):
-    """A client that poisons a share of its training rows, and others that help it.
+    """A client that poisons a share of its rows, and its helpers.
 
     `backdoor` stamps a trigger and relabels to `target_class`; `colluders` do the same. `confusion` swaps the labels of
     two `classes`. `camouflage` is a backdoor that `hidden_by` hides with stamped images under their right labels.
     """
 
     kind: Literal["backdoor", "confusion", "camouflage"] = "backdoor"
-    """`backdoor`, `confusion` (two classes swapped) or `camouflage` (a backdoor that a departure arms)."""
+    """`confusion`: two classes swapped. `camouflage`: a backdoor that a departure arms."""
     client: ClientName = "0"
     """Who poisons its rows."""
     target_class: Annotated[int, Field(ge=0)] = 0
-    """What a stamped image is labelled as."""
+    """Label of a stamped image."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """The share of its training rows that are poisoned."""
+    """Share of its training rows to poison."""
     colluders: tuple[ClientName, ...] = ()
     """Who does the same beside it."""
     classes: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (0, 1)
-    """With `confusion`: the two classes whose labels are swapped."""
+    """With `confusion`: the two classes."""
     hidden_by: ClientName | None = None
-    """With `camouflage`: who hides the backdoor with stamped images under their right labels."""
+    """With `camouflage`: who hides the backdoor by stamped images with right labels."""
 
     @model_validator(mode="after")
     def _fits(self) -> PoisonConfig:
@@ -121,30 +121,30 @@ class ModelConfig(ConfigTable):
     """The network: a preset with options, or `package.module:factory`."""
 
     name: str = "cnn-small"
-    """A network of the package, or your own as package.module:factory (with --allow-code)."""
+    """A network of unfed, or your own package.module:factory (with --allow-code)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the network's factory takes besides shape and classes, such as widths."""
+    """Further arguments of the factory, such as widths."""
     initial: Path | None = None
     """A safetensors file to start training from."""
     fresh_head: bool = False
-    """Take everything but the head from `initial`: it was trained on other classes."""
+    """Take all but the head from `initial`."""
 
 
 class ScheduleConfig(ConfigTable):
-    """How the learning rate goes over the rounds."""
+    """The learning rate over the rounds."""
 
     kind: Literal["constant", "cosine", "step", "one-cycle"] = "constant"
-    """constant, cosine, step, or one-cycle: up to lr in a fifth of the rounds, then down to 2 % of it."""
+    """one-cycle: up to lr in a fifth of the rounds, then down to 2 % of it."""
     minimum: Rate = 0.0
     """The rate at which a cosine ends."""
     every: Positive = 1
-    """With step: after how many rounds the rate is multiplied."""
+    """With step: rounds between two changes."""
     factor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """With step: by what."""
+    """With step: what the rate is multiplied by."""
     warmup: Annotated[int, Field(ge=0)] = 0
-    """Rounds in which the rate rises to its full height."""
+    """Rounds in which the rate rises."""
     over: Positive | None = None
-    """Over how many rounds a cosine falls or a cycle goes; default: all."""
+    """Rounds of the cosine or cycle; default: all."""
 
     @model_validator(mode="after")
     def _rises_once(self) -> ScheduleConfig:
@@ -154,16 +154,16 @@ class ScheduleConfig(ConfigTable):
 
 
 class RobustConfig(ConfigTable):
-    """How updates are put together: the mean, or a rule that one wrong update cannot carry away."""
+    """How updates are averaged, and which are refused."""
 
     rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
-    """How updates are put together: mean, norm (clipped), median or trimmed mean."""
+    """`norm` clips updates; `trimmed` is a trimmed mean."""
     bound: Annotated[float, Field(gt=0)] = 2.0
-    """With norm: how many times the median norm an update may have."""
+    """With norm: largest norm, in median norms."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
-    """With trimmed: the share cut off at either end."""
+    """With trimmed: share cut off at each end."""
     refuse_above: Annotated[float, Field(ge=0)] = 10.0
-    """Refuse an update longer than the model and so many times the usual; 0: never."""
+    """Refuse updates longer than the model and so many times the usual; 0: never."""
 
 
 class TrainingConfig(ConfigTable):
@@ -175,35 +175,35 @@ class TrainingConfig(ConfigTable):
     rounds: Positive = 60
     """Rounds of FedAvg; with setting = central, epochs."""
     epochs: Positive = 1
-    """How often a client goes through its rows in a round."""
+    """Local epochs per round."""
     batch: Positive = 32
     """Rows per step."""
     optimiser: Rule = "sgd"
-    """sgd, adam or adamw."""
+    """The clients' optimiser."""
     lr: Rate = 0.1
-    """The learning rate at the beginning; the schedule goes from there."""
+    """Learning rate at the start."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD's momentum within a client's visit."""
+    """SGD's momentum."""
     decay: Rate = 5e-4
     """Weight decay."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """The largest l2 norm of a step's gradient; without it there is no limit."""
+    """Largest l2 norm of a gradient; default: no limit."""
     schedule: ScheduleConfig = ScheduleConfig()
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The share of clients that is asked in a round."""
+    """Share of clients asked in a round."""
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """With which probability one who is asked does not answer."""
+    """Probability that a client does not answer."""
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """The share of those asked who must answer, or the round is refused (exit code 3)."""
+    """Share of the asked clients that must answer (else exit code 3)."""
     robust: RobustConfig = RobustConfig()
     patience: Annotated[int, Field(ge=0)] = 0
-    """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
+    """Stop after so many evaluations without better validation accuracy; 0: never."""
     keep_model: Literal["last", "best-test"] = "last"
-    """Which model is θ*: the `last`, or the one with the best test accuracy."""
+    """Which model is θ*: the last, or the best on test data."""
     record: tuple[str, ...] = ()
-    """Methods whose history is recorded for requests that come later (FedEraser, FUKD, PGD)."""
+    """Methods whose history is recorded for later requests (FedEraser, FUKD, PGD)."""
     keep_every: Annotated[int, Field(ge=0)] = 0
-    """Keep the model after every so many rounds, for `methods.retrain.start = "rewind"`; 0 keeps none."""
+    """Keep the model every so many rounds, for Rewind; 0: never."""
 
 
 def _one_rate(table: UnlearningConfig | RecoveryConfig) -> None:
@@ -219,23 +219,23 @@ class UnlearningConfig(ConfigTable):
     """
 
     rounds: Positive = 20
-    """Rounds that a method has after the request."""
+    """Rounds after the request."""
     retrain_rounds: Positive | None = None
-    """Rounds for Retrain; default: as many as training had."""
+    """Rounds for Retrain; default: as in training."""
     lr: Rate | None = None
-    """The learning rate of recovery; default: that of training, or of the method's central recipe."""
+    """Learning rate; default: training's, or the method's central recipe."""
     epochs: Positive | None = None
-    """How often a client goes through its rows in a round of recovery; default: as in training."""
+    """Local epochs per round; default: as in training."""
     tune: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
-    """Learning rates to try: each gets a short trial, and the best on validation rows is taken."""
+    """Learning rates to try in short trials on validation rows."""
     tune_rounds: Positive = 3
-    """Rounds of each such trial."""
+    """Rounds of each trial."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """The largest l2 norm of a step's gradient; without it as in training."""
+    """Largest l2 norm of a gradient; default: as in training."""
     schedule: ScheduleConfig | None = None
     robust: RobustConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0
-    """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
+    """Stop after so many evaluations without better validation accuracy; 0: never."""
 
     @model_validator(mode="after")
     def _rate(self) -> UnlearningConfig:
@@ -250,11 +250,11 @@ class RecoveryConfig(ConfigTable):
     """
 
     rounds: Positive | None = None
-    """Rounds that a method has after the request."""
+    """Rounds after the request."""
     lr: Rate | None = None
-    """The learning rate of recovery; default: that of training, or of the method's central recipe."""
+    """Learning rate; default: training's, or the method's central recipe."""
     epochs: Positive | None = None
-    """How often a client goes through its rows in a round; default: that of `[unlearning]`."""
+    """Local epochs per round; default: that of `[unlearning]`."""
     tune: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] | None = None
     """Learning rates to try, as in `[unlearning]`."""
     schedule: ScheduleConfig | None = None
@@ -286,26 +286,26 @@ class KeptList:
 
 
 class RequestConfig(ConfigTable):
-    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
+    """What must leave: exactly one of clients, classes, samples or fraction.
 
     `samples` is the path of a list, which is read at once; a run folder keeps what it says. `select = "memorised"`
     makes such a list: of the rows that a `population` forgot, the `fraction` that its models had memorised most.
     """
 
     id: str | None = None
-    """The request's name; its random draws depend on it. Default: request-1, request-2, …"""
+    """The request's name, also its seed. Default: request-1, …"""
     clients: tuple[ClientName, ...] = ()
-    """The clients that leave. Of clients, classes, samples and fraction give exactly one."""
+    """Clients that leave."""
     classes: tuple[int, ...] = ()
-    """The classes that must be forgotten, wherever they lie."""
+    """Classes to forget, at every client."""
     samples: KeptList | Path | None = None
     """A CSV file of single rows: `row`, or `client,position`."""
     fraction: float | None = None
     """A random share of every client's rows."""
     deleted: bool = False
-    """The data is gone already: methods that would still ask for it are refused."""
+    """The data is deleted: methods that need it are refused."""
     select: Literal["memorised"] | None = None
-    """`memorised`: take, of a population's forgotten rows, those it had memorised most."""
+    """`memorised`: take the rows that a population memorised most."""
     population: Path | None = None
     """The folder of that population."""
 
@@ -328,7 +328,7 @@ class RequestConfig(ConfigTable):
 
 
 class EvaluationConfig(ConfigTable):
-    """What is measured, and how often; `undo` probes at the end how far each model can be undone."""
+    """What is measured, and how often."""
 
     every: Positive = 1
     """Evaluate every so many rounds, and always the last."""
@@ -337,33 +337,33 @@ class EvaluationConfig(ConfigTable):
     precision: Literal["params", "engine"] = "params"
     """`params`: in the type of the params (float32 in a bf16 run). `engine`: as training does."""
     attack: bool = True
-    """Whether the membership attack is run."""
+    """Whether to run the membership attack."""
     samples: bool | Literal["last"] = True
-    """Keep the scores of single rows: of every evaluated round, of each job's "last", or (false) of none."""
+    """Keep the scores of single rows: of all evaluated rounds, of the last, or none."""
     recovered_within: Rate = 0.5
-    """Points of validation accuracy that may be missing to count as recovered."""
+    """Points of validation accuracy that may be missing."""
     undo: bool = False
-    """Whether each model that was left is probed at the end: how far can it be undone?"""
+    """Whether each model is probed at the end: can it be undone?"""
 
 
 class GateConfig(ConfigTable):
-    """What a model that a request leaves must show before it comes into force.
+    """What a new model must show before it comes into force.
 
     What `require` lists decides like utility; the others are measured and shown.
     """
 
     max_drop: Rate = 10.0
-    """Points of validation accuracy that a model may lose and still come into force."""
+    """Points of validation accuracy that a model may lose."""
     margin: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The largest advantage of an attack that tells forgotten rows by their loss (0 none, 1 certainty)."""
+    """Largest advantage of an attack on the losses of forgotten rows (0 to 1)."""
     max_rise: Annotated[float, Field(ge=0, le=100)] = 30.0
-    """How many more held-out images in percent a trigger of the gate's own may turn to one class."""
+    """How many more held-out images, in percent, the gate's trigger may turn."""
     require: tuple[Literal["forgotten", "backdoor", "camouflage"], ...] = ()
-    """Which checks decide besides utility: forgotten, backdoor, camouflage."""
+    """Checks that decide besides utility."""
 
 
 class DenyConfig(ConfigTable):
-    """What an earlier run of the federation forgot, and no training of this one takes in.
+    """What an earlier run forgot, and this one must not train on.
 
     `run` names its folder.
 
@@ -372,7 +372,7 @@ class DenyConfig(ConfigTable):
     """
 
     run: Path | None = None
-    """An earlier run whose forgotten clients, classes and rows no training of this one takes in."""
+    """An earlier run whose forgotten clients, classes and rows stay out."""
     clients: tuple[ClientName, ...] = ()
     """Filled in from there."""
     classes: tuple[int, ...] = ()
@@ -380,7 +380,7 @@ class DenyConfig(ConfigTable):
     rows: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
     """Filled in from there, as keyed hashes."""
     key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(default=None, exclude=True, repr=False)
-    """The key of these hashes; it lies beside run.json and never in it."""
+    """The key of these hashes; kept beside run.json."""
 
     def listed(self) -> DenyList:
         """As data is measured by it."""
@@ -389,12 +389,12 @@ class DenyConfig(ConfigTable):
 
 
 class CheckpointConfig(ConfigTable):
-    """How often a running job is saved, besides after its beginning and at its end."""
+    """How often a running job is saved."""
 
     rounds: Positive | None = 10
     """Save a running job every so many rounds."""
     seconds: Annotated[float, Field(gt=0)] | None = 30.0
-    """And every so many seconds, whichever comes first."""
+    """And every so many seconds."""
 
     def due(self, rounds: int, seconds: float) -> bool:
         """Whether it is time to save, so many rounds and seconds after the last time."""
@@ -406,25 +406,25 @@ class EngineConfig(ConfigTable):
     """What runs the plans, in which precision."""
 
     name: Literal["auto", "sequential", "batched"] = "auto"
-    """auto picks and says so; sequential is the reference, batched computes clients as one stack."""
+    """sequential is the reference; batched computes clients together."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
-    """float32, float64 (equalities), or bf16 (fast on a GPU)."""
+    """bf16 is fast on a GPU; float64 is for exact comparisons."""
     chunk: Positive | None = None
-    """How many clients share a stack; default: as many as fit."""
+    """Clients per stack; default: as many as fit."""
     compile: bool | None = None
-    """Whether steps on CUDA are compiled; default: where it pays."""
+    """Whether to compile steps on CUDA; default: where it pays."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads; by default one for small steps, else PyTorch's own number."""
+    """CPU threads; default: one for small steps, else PyTorch's."""
 
 
 class SeedsConfig(ConfigTable):
     """Seeds that do not derive from `seed`."""
 
     partition: int | None = None
-    """The seed of who holds what, if not derived from `seed`."""
+    """Seed of the partition."""
     training: int | None = None
-    """The seed of training."""
+    """Seed of training."""
     unlearning: int | None = None
-    """The seed of unlearning."""
+    """Seed of unlearning."""
     evaluation: int | None = None
-    """The seed of the attack's splits."""
+    """Seed of the attack's splits."""

@@ -65,8 +65,8 @@ METRICS = (
         "Forget",
         "%",
         "as Retrain",
-        "Accuracy in percent on the data that was to be forgotten. The goal is Retrain's value, not zero: a model that"
-        " never saw the data is still right on some of it. Where data was poisoned, right means the poisoned label.",
+        "Accuracy in percent on the data to be forgotten. The goal is Retrain's value, not zero: a model that never saw"
+        " the data is still right on some of it. For poisoned data, right means the poisoned label.",
         _EVERYWHERE,
     ),
     MetricColumn(
@@ -74,7 +74,7 @@ METRICS = (
         "Test",
         "%",
         "as Retrain",
-        "Accuracy in percent on data that nobody trained on. When a class is forgotten, it is left out here.",
+        "Accuracy in percent on held-out test data, without forgotten classes.",
         _EVERYWHERE,
     ),
     MetricColumn(
@@ -82,9 +82,8 @@ METRICS = (
         "MIA",
         "%",
         "as Retrain",
-        "Membership inference: how often an attacker who sees only each sample's loss tells forgotten data from test"
-        " data, in percent. 50 is a coin toss. The goal is Retrain's value, which is not 50 where the forgotten data"
-        " differs from the test data.",
+        "Membership inference: how often an attacker who sees only losses tells forgotten data from test data, in"
+        " percent. 50 is a coin toss. The goal is Retrain's value.",
         _EVERYWHERE,
         decimals=1,  # a mean over few splits, which the paper prints with one
     ),
@@ -94,13 +93,12 @@ METRICS = (
         "Backdoor",
         "%",
         "low",
-        "How often the trigger that was planted in the forgotten data still makes the model answer the planted class,"
-        " on test images that carry it, in percent. Low is good.",
+        "How often the planted trigger makes the model answer the planted class, on test images, in percent.",
         _EVERYWHERE,
     ),
     MetricColumn("retain_loss", "Retain loss", "nats", "low", "Mean cross-entropy on the training data that stays."),
     MetricColumn("forget_loss", "Forget loss", "nats", "as Retrain", "Mean cross-entropy on the forgotten data."),
-    MetricColumn("test_loss", "Test loss", "nats", "low", "Mean cross-entropy on data that nobody trained on."),
+    MetricColumn("test_loss", "Test loss", "nats", "low", "Mean cross-entropy on the test data."),
     MetricColumn("loss_gap", "Loss gap", "nats", "as Retrain", "The distance between retain and forget loss (Eq. 1)."),
 )
 """What is measured of a model, in the order in which rules and tables go through it."""
@@ -111,8 +109,8 @@ COSTS = (
         "Bytes",
         "bytes",
         "low",
-        "Model parameters sent to clients and back from the start of unlearning to the reported round, four bytes each;"
-        " one download and one upload per participant and round.",
+        "Model parameters sent to clients and back since unlearning began, four bytes each; one download and one upload"
+        " per participant and round.",
         _EVERYWHERE,
     ),
     MetricColumn("wire_bytes", "On the wire", "bytes", "low", "Bytes of every tensor that crossed, in its own type."),
@@ -124,8 +122,8 @@ COSTS = (
         "FLOPs",
         "FLOP",
         "low",
-        "Floating-point operations of training from the start of unlearning to the reported round: three forward passes"
-        " for every sample trained on. Evaluation is not counted.",
+        "Floating-point operations of training since unlearning began: three forward passes for every sample trained"
+        " on, without evaluation.",
         _EVERYWHERE,
     ),
     MetricColumn(

@@ -37,7 +37,7 @@ class BadTeacher(Central):
         None, "the optimiser, by default the training's; the original takes adam", "ours"
     )
     reduction: Literal["batchmean", "mean"] = option("batchmean", "'mean' also divides by the classes", "ours")
-    retain_frac: float = option(1.0, "the share of D_r that is taught, drawn once; the original takes 0.3", "ours")
+    retain_frac: float = option(1.0, "the share of D_r that is taught (original: 0.3)", "ours")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -248,7 +248,7 @@ FAMILIES = ("cnn", "resnet18", "vit-b-16")
 class Central(Method):
     """A method made for one model and one data set. Inside a federation it must be switched on."""
 
-    federated: bool = option(False, "also inside a federation, where nobody has published it: at the owners", "ours")
+    federated: bool = option(False, "also in a federation, at the owners; unpublished", "ours")
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -65,7 +65,7 @@ class FCU(Method):
     patience: int = option(2, "stretches without progress before it falls", "paper")
     minimum_lr: float = option(1e-7, "where it stops falling", "paper")
     fusion_order: Literal["own_phase", "repo_call"] = option("own_phase", "whose phase the fused weight keeps", "ours")
-    any_scope: bool = option(False, "also for classes and samples, where the paper does not report it", "ours")
+    any_scope: bool = option(False, "also for classes and samples; unpublished", "ours")
 
     def __post_init__(self) -> None:
         if self.rho is not None and not 0 <= self.rho <= 1:

@@ -42,9 +42,9 @@ class FUKD(Method):
 
     epochs: int = option(3, "epochs of distillation", "paper (CNN)")
     lr: float = option(1e-4, "learning rate of the distillation", "paper (CNN)")
-    momentum: float = option(0.9, "its momentum; there is no weight decay", "paper (CNN)")
+    momentum: float = option(0.9, "momentum of the distillation", "paper (CNN)")
     temperature: float = option(3.0, "τ: how soft the teacher's answers are", "paper (CNN)")
-    recovery_lr: float | None = option(None, "learning rate of the recovery; if not set, the run's own", "ours")
+    recovery_lr: float | None = option(None, "learning rate of the recovery; default: the run's", "ours")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

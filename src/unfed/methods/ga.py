@@ -30,7 +30,7 @@ class GradientAscent(Central):
     lineage: ClassVar[Lineage] = "goes on"
 
     epochs: int = option(1, "epochs of ascent, the first of the budget", "paper")
-    limit: float = option(1e4, "the ascent stops before the step at which the loss exceeds this", "ours")
+    limit: float = option(1e4, "the ascent stops before the loss exceeds this", "ours")
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or not self.limit > 0:

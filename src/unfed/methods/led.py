@@ -54,7 +54,7 @@ class Led(Method):
     teacher: str = option("not", "'not': NoT cleans it first; 'model': the old model; or a safetensors file", "ours")
     teacher_rounds: int = option(20, "C: NoT's rounds, with teacher = 'not'", "ours")
     weight: float = option(10.0, "w: how strongly features are led", "ours")
-    led: int | None = option(None, "H: led rounds; without it all rounds after the teacher's", "ours")
+    led: int | None = option(None, "H: led rounds; default: all after the teacher's", "ours")
     away: tuple[int, ...] = option(
         (), "classes taken out of the teacher's features; those that leave always are", "ours"
     )

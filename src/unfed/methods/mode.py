@@ -54,11 +54,11 @@ class MoDE(Method):
     coefficient: float | None = option(None, "λ: how much of the old model an erasure keeps", "paper")
     lr: float | None = option(None, "η_model: learning rate of the guidance", "paper")
     degradation_lr: float | None = option(None, "η_deg: learning rate of φ", "paper")
-    degradation_momentum: float | None = option(0.0, "momentum of φ; None is the run's own", "re-implementation")
-    degradation_decay: float | None = option(None, "weight decay of φ; if not set, the run's own", "ours")
-    guidance_momentum: float | None = option(0.0, "momentum of the guidance; None: the run's own", "re-implementation")
+    degradation_momentum: float | None = option(0.0, "momentum of φ; None: the run's", "re-implementation")
+    degradation_decay: float | None = option(None, "weight decay of φ; default: the run's", "ours")
+    guidance_momentum: float | None = option(0.0, "momentum of the guidance; None: the run's", "re-implementation")
     keeps: Literal["old", "new"] = option("old", "what λ multiplies: the old model, or φ", "re-implementation")
-    owner_lr: Literal["model", "degradation"] = option("model", "whose rate the owners of D_u are guided at", "ours")
+    owner_lr: Literal["model", "degradation"] = option("model", "whose learning rate guides the owners of D_u", "ours")
 
     def __post_init__(self) -> None:
         if self.coefficient is not None and not 0 <= self.coefficient <= 1:

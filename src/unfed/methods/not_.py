@@ -41,9 +41,9 @@ class NoT(Method):
     recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
 
     layers: tuple[str | int, ...] = option(("paper",), "L_neg: which tensors are perturbed", "paper")
-    perturbation: str = option("negate", "what happens to them; the others are the paper's ablation", "paper")
+    perturbation: str = option("negate", "what is done to them", "paper")
     include_bias: bool = option(False, "also the bias of each chosen weight", "paper")
-    scale: float = option(1.0, "for perturbation = 'noise': its size in standard deviations of the tensor", "ours")
+    scale: float = option(1.0, "with 'noise': its size, in standard deviations", "ours")
 
     def begin(self, server: Server) -> State:
         return State(self._perturbed(server.template.module, server.params, server.seed, server.fresh))

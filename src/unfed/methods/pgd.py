@@ -57,10 +57,10 @@ class PGD(Method):
     lr: float | None = option(None, "η_u: step size of the ascent", "paper")
     iterations: int | None = option(None, "iters: outer iterations, each over a new order of D_u", "paper")
     updates: int | None = option(None, "upd: mini-batches per iteration, at most", "paper")
-    threshold: float | None = option(None, "d_thr: squared distance from the leaver's last model that ends it", "paper")
+    threshold: float | None = option(None, "d_thr: squared distance from the leaver's model that ends it", "paper")
     clip: float | None = option(None, "c: largest gradient norm", "paper")
-    momentum: float = option(0.9, "momentum of the ascent; there is no weight decay", "paper")
-    any_scope: bool = option(False, "also for classes and samples, where the paper does not report it", "ours")
+    momentum: float = option(0.9, "momentum of the ascent", "paper")
+    any_scope: bool = option(False, "also for classes and samples; unpublished", "ours")
 
     def __post_init__(self) -> None:
         for name in ("lr", "iterations", "updates", "threshold"):

@@ -32,7 +32,7 @@ class RandL(Central):
 
     exclude_true: bool = option(False, "draw among the wrong labels only (amnesiac unlearning)", "original")
 
-    relabel: Literal["anew", "once"] = option("anew", "draw labels in every pass, or one per row for good", "original")
+    relabel: Literal["anew", "once"] = option("anew", "draw labels in every pass, or once per row", "original")
 
     def begin(self, server: Server) -> State:
         return State(server.params)

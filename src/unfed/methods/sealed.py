@@ -98,8 +98,8 @@ class Sealed(Method):
 
     layers: tuple[str | int, ...] = option(("hidden",), "which tensors are perturbed", "ours")
     perturbation: str = option("fade", "fade, orthogonal, permute, signs or reinit", "ours")
-    keep: float = option(HELD, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
-    head: bool = option(False, "whether the head is perturbed too; once a class has left it always is", "ours")
+    keep: float = option(HELD, "λ, with 'fade': the part of the old weights that stays", "ours")
+    head: bool = option(False, "perturb the head too; always so once a class has left", "ours")
 
     def for_requests(self, requests: Sequence[Request]) -> Self:
         return replace(self, head=self.head or any(request.classes for request in requests))

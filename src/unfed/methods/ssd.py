@@ -35,8 +35,8 @@ class SelectiveSynapticDampening(Central):
     cite: ClassVar[str] = "Foster et al., Fast Machine Unlearning Without Retraining, AAAI 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget"})
 
-    alpha: float = option(0.5, "α: a weight is chosen if it matters α times more to D_u; the original has 10", "paper")
-    lam: float = option(0.5, "λ: how little is left of a chosen weight; the original has 1", "paper")
+    alpha: float = option(0.5, "α: choose weights that matter α times more to D_u (original: 10)", "paper")
+    lam: float = option(0.5, "λ: how little is left of a chosen weight (original: 1)", "paper")
 
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and self.lam >= 0):
