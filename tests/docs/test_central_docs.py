@@ -80,17 +80,3 @@ def test_the_how_to_runs_on_a_torchvision_style_model_and_data_set(
     assert said.out.startswith("NoT") and "gap: not measured, no Retrain" in said.out
     assert "NoT 200/200" in said.err
     assert (tmp_path / "report.html").exists() and (tmp_path / "unlearned.pt").exists()
-
-
-def test_every_centralised_method_has_a_page_with_its_source_and_the_command_of_its_numbers() -> None:
-    for name in ("randl", "ga", "badt", "l1-sparse", "ssd", "salun"):
-        page = (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
-        for part in (
-            "**Idea.**",
-            "**Needs**",
-            "**When.**",
-            "**Hyperparameters.**",
-            "unfed run central-digits",
-            "x86_64",
-        ):
-            assert part in page, f"{name}: {part}"

@@ -26,6 +26,8 @@ RUN_BY = {
     "docs/flower/choose-nodes.md": "flower/test_flower_strategies.py",
     "docs/flower/forget-in-your-app.md": "flower/test_flower_docs.py",
     "docs/flower/recipes.md": "flower/test_flower_strategies.py",
+    "docs/for/flower.md": "docs/test_product_docs.py::test_the_lines_of_the_page_for_flower_run",
+    "docs/for/one-model.md": "docs/test_product_docs.py::test_the_page_for_one_model_runs",
     "docs/how-to/analysis.md": "analysis/test_analysis.py::test_the_page_s_examples_run",
     "docs/how-to/beyond-images.md": "docs/test_docs_data_models.py",
     "docs/how-to/central.md": "docs/test_central_docs.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import BaseModel
 
 from unfed.cli.main import main
@@ -45,6 +47,68 @@ def test_which_method_names_every_method_with_what_it_needs() -> None:
             assert row.split("|")[2].strip().split(", ") == sorted(method.needs, key=_order), name
             scopes = {"clients": "client", "classes": "class", "samples": "instance"}
             assert {scopes[word] for word in row.split("|")[3].strip().split(", ")} == set(method.scopes), name
+
+
+HEADINGS = ["What it does", "What it needs", "Run it", "Measured", "Limits"]
+ALIKE = "retrain rewind ft federaser fukd pgd fcu randl ga badt l1-sparse ssd salun".split()
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_methods_page_has_the_same_headings_as_the_others(name: str) -> None:
+    page = text(f"docs/methods/{name}.md")
+    assert re.findall("^## (.+)$", page, re.MULTILINE) == HEADINGS
+    assert re.search("^unfed (forget|run) ", page, re.MULTILINE) and len(page.split()) <= 400
+
+
+@pytest.mark.parametrize("file", ["methods-digits", "central-digits"])
+def test_the_numbers_on_the_methods_pages_stand_in_the_record(file: str) -> None:
+    """Average gap, Forget and Test of a method, at the round that `best-gap` takes."""
+    record = ROOT / f"benchmarks/records/2026-11-18-{file}.csv"
+    rows = [row for row in csv.DictReader(record.open(encoding="utf-8")) if row["rule"] == "best-gap"]
+    found = 0
+    for row in rows:
+        name = row["method"]
+        if name not in ALIKE or name in ("retrain", "ft") or not row["average_gap"]:
+            continue
+        found += 1
+        page = " ".join(text(f"docs/methods/{name}.md").split())
+        said = re.search(r"[Aa]verage gap (\d+\.\d+)", page.partition("## Measured")[2])
+        assert said and abs(float(said[1]) - float(row["average_gap"])) < 0.006, (name, row["average_gap"])
+    assert found >= 4
+
+
+def test_the_page_for_one_model_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, negation = re.findall(r"```python\n(.*?)```", text("docs/for/one-model.md"), re.DOTALL)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=generator)
+    y = (x[:, 0] > 0).long()
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Linear(4, 2)
+
+    space = {"model": build(), "build": build, "x": x[:60], "y": y[:60], "x_test": x[60:], "y_test": y[60:]}
+    exec(whole, space)
+    assert capsys.readouterr().out.startswith("Retrain") and (here / "report.html").exists()
+    before = space["model"].state_dict()["weight"].clone()  # type: ignore[attr-defined]
+    exec(negation, space)
+    assert torch.equal(space["model"].state_dict()["weight"], -before)  # type: ignore[attr-defined]
+
+
+def test_the_lines_of_the_page_for_flower_run(here: Path) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed; pip install '.[flower]'")
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp.strategy import FedAvg
+
+    (lines,) = re.findall(r"```python\n(.*?)```", text("docs/for/flower.md"), re.DOTALL)
+    space = {"FedAvg": FedAvg, "ClientApp": ClientApp, "Net": lambda: torch.nn.Linear(4, 2)}
+    exec(lines.replace("/data/forgotten", str(here / "forgotten")), space)
+    assert type(space["strategy"]).__name__ == "Unlearn" and isinstance(space["app"], ClientApp)
+
+
+def test_a_page_for_people_fits_on_a_screen() -> None:
+    pages = sorted((ROOT / "docs/for").glob("*.md"))
+    assert [page.stem for page in pages] == ["flower", "officer", "one-model", "research"]
+    assert {page.stem: n for page in pages if (n := len(page.read_text(encoding="utf-8").split())) > 310} == {}
 
 
 def _order(need: str) -> int:
