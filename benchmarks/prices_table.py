@@ -3,7 +3,7 @@
     python benchmarks/prices_table.py TABLE.csv FIGURE.svg LINES.jsonl …
 
 The table has one row per regime, scope and recipe: means over seeds and, behind ±, half the 95 % interval (Student's t)
-of the difference to the longest Retrain of the same seeds. The figure shows test accuracy against the trace, which is
+of the difference to the tuned Retrain (`REFERENCE`) of the same seeds. The figure shows test accuracy against the trace, which is
 the larger of the backdoor itself and the backdoor read by θ*'s head through a linear map, with the rounds as area.
 """
 
@@ -35,7 +35,17 @@ COLUMNS = {
     "class stitched and lifted": ("attacks", "stitch", "class_back"),
     "class read from 20 rows": ("attacks", "probe", "reads_20"),
 }
-REFERENCE = {"cifar10": "retrain@0.06x80", "digits": "retrain@0.05x20"}
+AT_PRICE = {
+    "stitched at the price": ("paid", "attacks", "stitch", "backdoor"),
+    "taught at the price": ("paid", "attacks", "triggers", "known"),
+}
+"""The same attacks on the model of the round that is counted as the price, where it was attacked."""
+REFERENCE = {
+    "cifar10-cnn": "retrain@0.06x60e3",
+    "cifar10-resnet18": "retrain@0.05x20",
+    "digits-cnn": "retrain@0.1x6e3",
+    "reviews-transformer": "retrain@0.005x12",
+}
 COLOURS = {
     "retrain": "#222222",
     "not": "#d1495b",
@@ -64,7 +74,7 @@ def cells(lines: list[Line]) -> dict[tuple[Any, ...], dict[int, Line]]:
     """The lines by regime, scope, requests in a row, leavers and recipe, then by seed."""
     found: dict[tuple[Any, ...], dict[int, Line]] = defaultdict(dict)
     for line in lines:
-        if "after" in line:
+        if "after" in line and not (line["other"] and line["recipe"] == "θ*"):
             recipe = line["recipe"] + (" drawn again" if line["other"] else "")
             found[line["regime"], line["scope"], line["k"], line["leave"], recipe][line["seed"]] = line
     return found
@@ -74,7 +84,7 @@ def rows(lines: list[Line]) -> list[dict[str, Any]]:
     """One row of the table per cell."""
     known, found = cells(lines), []
     for key, own in sorted(known.items()):
-        reference = known.get((*key[:4], REFERENCE[key[0].split("-")[0]]), {})
+        reference = known.get((*key[:4], REFERENCE["-".join(key[0].split("-")[:2])]), {})
         paid = [at for line in own.values() if (at := number(line, ("paid", "round"))) is not None]
         row = dict(zip(("regime", "scope", "requests", "leavers", "recipe"), key, strict=True))
         some = list(own.values())
@@ -86,7 +96,7 @@ def rows(lines: list[Line]) -> list[dict[str, Any]]:
         }
         row["MB"] = f"{(mean_of(some, ('cost', 'comm_bytes')) or 0) / 1e6:.1f}"
         row["TFLOP"] = f"{(mean_of(some, ('cost', 'flops')) or 0) / 1e12:.4g}"
-        for name, path in COLUMNS.items():
+        for name, path in (COLUMNS | AT_PRICE).items():
             value = mean_of(some, path)
             row[name] = "" if value is None else f"{value:.1f}{half_width(own, reference, path)}"
         found.append(row)
@@ -110,7 +120,7 @@ def draw(lines: list[Line], file: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "prices"
     from matplotlib import pyplot as plt
 
-    panels = {"cifar10-cnn-iid": "CIFAR-10, two seeds", "digits-cnn-iid": "digits, eight seeds"}
+    panels = {"cifar10-cnn-iid": "CIFAR-10, two to five seeds", "digits-cnn-iid": "digits, eight to 32 seeds"}
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2))
     for axis, (regime, title) in zip(axes, panels.items(), strict=True):
         for key, own in cells(lines).items():
