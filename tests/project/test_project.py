@@ -188,6 +188,7 @@ EXEMPT = (
     "unfed/cli/run.py:run",
     "unfed/cli/studies.py:sweep",
     "unfed/cli/studies.py:population",
+    "unfed/cli/studies.py:bench",
     "unfed/cli/paper.py:paper",
     "unfed/cli/looking.py:probe",
     "unfed/cli/requests.py:forget",

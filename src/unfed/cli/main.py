@@ -54,6 +54,7 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": looking.evaluate,
         "population": studies.population,
         "judge": studies.judge,
+        "bench": studies.bench,
         "check": looking.check,
     },
     "Models and folders": {

@@ -1,4 +1,4 @@
-"""The commands over many models: `sweep`, `population`, `judge`."""
+"""The commands over many models: `sweep`, `population`, `judge`, `bench`."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from unfed import plugins
 from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
 from unfed.cli.options import (
     AllowCode,
@@ -23,6 +24,7 @@ from unfed.cli.options import (
     out_option,
     output,
     plain,
+    plain_file,
     read_config,
     read_with_methods,
     resumable,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from unfed.config.config import Config
     from unfed.folder.judged import Judged
     from unfed.measures.population.store import Accuracy, Population
+    from unfed.report.scorecards import BenchResult
     from unfed.runs.run import Run
     from unfed.studies.grid import Said
     from unfed.studies.stress import HarmLeft
@@ -396,3 +399,85 @@ def _tune(
             by = records.read(TunedBy, how, tuned_label(name))
             say(tuned_words(title_of(name), by), f"Kept as {tuned_label(name)}.")
     return tuned
+
+
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+
+def bench(
+    methods: Annotated[
+        list[str],
+        typer.Argument(metavar="METHOD", help="Methods, FILE.py, or `all`; with --page, folders of results."),
+    ],
+    suite: Annotated[str, how("The protocol: `small` (digits, two cores), `cifar10` (one GPU), or a file.")] = "small",
+    models: Annotated[int | None, how("Fewer models of each kind, for a look; a ranking refuses these.")] = None,
+    device: Device = None,
+    jobs: Jobs = None,
+    allow_code: AllowCode = False,
+    out: Annotated[Path | None, out_option("Where results go; default results/bench/SUITE.", file=False)] = None,
+    page: Annotated[Path | None, output("Rank these results on one HTML page.", "--page", callback=plain_file)] = None,
+    as_json: Json = False,
+    silent: Quiet = False,
+) -> None:
+    """Measure methods under a frozen protocol that papers can cite.
+
+    Every method gets the same data, models, tuning and rounds, and is judged when it has reached the same validation
+    accuracy. Its scorecard says what it keeps, whether it remembers, whether that lasts, what it costs and what it
+    needs. Retrain always stands beside it. Given again, the command goes on where it stopped, or adds methods.
+
+    `unfed bench not my_method.py --allow-code` writes results/bench/small/METHOD.json. `unfed bench FOLDER --page
+    ranking.html` ranks what lies there.
+    """
+    from unfed import storage
+    from unfed.report import scorecards
+    from unfed.studies import bench as benchmark
+
+    if page is not None:
+        results = scorecards.read_results([Path(name) for name in methods])
+        storage.write_bytes(page, scorecards.page(results).encode())
+        say(f"Ranking of {counted(len(results), 'method')}: {page}")
+        return
+    names = benchmark.all_methods() if methods == ["all"] else methods
+    folder = out or Path("results", "bench", Path(suite).stem)
+    told = " ".join(["unfed bench", *methods, "--suite", suite, *(["--device", device] if device else [])])
+    work = benchmark.Benchmark.of(suite, names, folder, models, device or "auto", told)
+    for name in names:
+        _conforms(name)
+    if not (as_json or silent):
+        stderr.print(f"{work.protocol.bench} {work.protocol.suite}, protocol SHA-256 {work.sha256}", soft_wrap=True)
+    with resumable(), _Bar(stderr, silent or as_json) as bar:
+        found = benchmark.bench(work, bar.said, 1 if any(map(plugins.looks_like_code, names)) else jobs)
+    if as_json:
+        echo_json([one.to_json() for one in found])
+    elif not silent:
+        _show_scorecards(found)
+        say(f"Results: {folder}")
+
+
+def _conforms(name: str) -> None:
+    """Refuse a method of the user's own that breaks the contract."""
+    from unfed.methods import find
+    from unfed.testing import conformance
+
+    if not plugins.looks_like_code(name):
+        return
+    broken = [claim for claim in conformance.check(find(name, "METHOD")) if not claim.held]
+    if broken:
+        raise UnfedError(
+            f"{name} breaks the contract of methods ({broken[0].name}: {broken[0].saw}); mend it until"
+            f" `unfed methods check {name}` passes."
+        )
+
+
+def _show_scorecards(found: Sequence["BenchResult"]) -> None:
+    from unfed.report.scorecards import COLUMNS, named, rows, scenarios
+
+    say(named(found))
+    for scenario in scenarios(found):
+        stdout.print(f"\n[bold]{escape(scenario)}[/bold]")
+        shown = rows(found, scenario)
+        for first in range(0, len(shown), BESIDE):
+            some = shown[first : first + BESIDE]
+            titles = [one.title for one, _ in some]
+            lines = [(column, *(cells[i] for _, cells in some)) for i, column in enumerate(COLUMNS)]
+            print_table(["", *titles], lines, titles)

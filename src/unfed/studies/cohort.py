@@ -39,8 +39,8 @@ from unfed.runs.simulated import Network
 from unfed.runs.world import World
 from unfed.studies.grid import Said
 
-Kept = Callable[[int, list[Params]], None]
-"""(round, models of every seed): called after each round."""
+Kept = Callable[[int, list[State]], bool | None]
+"""(round, states of every seed): called after each round; True ends the work early."""
 
 
 def of_seed(world: World, seed: int) -> World:
@@ -92,6 +92,8 @@ class Cohort:
         self._engines: dict[tuple[Request, ...], Engine] = {}
         self._trained: list[Params] = []
         self._histories: list[Mapping[str, History]] = [{} for _ in seeds]
+        self.servers: Sequence[JobServer] = ()
+        """Those of the kind that was made last, or is being made: their ledgers say what it costs."""
 
     @property
     def config(self) -> Config:
@@ -159,6 +161,7 @@ class Cohort:
     def _run(self, kind: str, servers: Sequence[JobServer], said: Said, kept: Kept | None = None) -> list[State]:
         task = task_of(self._worlds[0], kind, self._request)
         rounds, recording = task.settings.rounds, any(server.recorders for server in servers)
+        self.servers = servers
         states = None if recording else self._saved(kind)
         methods = [task_of(world, kind, self._request).method for world in self._worlds]
         begun: Sequence[State | None] = states or [None] * len(servers)
@@ -171,8 +174,8 @@ class Cohort:
                 states[i] = state
             done = min(state.round for state in states)
             said(kind, done, rounds)
-            if kept is not None:
-                kept(done, [state.params for state in states])
+            if kept is not None and kept(done, states):
+                break
             if not recording and self._due(done, saved):
                 self._save(kind, states)
                 saved = time.monotonic(), done

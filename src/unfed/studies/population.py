@@ -32,7 +32,7 @@ from unfed.measures.evaluator import Evaluator
 from unfed.measures.population import store
 from unfed.measures.population.store import BEFORE, RETRAIN, About, Population
 from unfed.measures.undo.scene import View
-from unfed.methods import Method
+from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs import admission
 from unfed.runs.description import hardware, rounds_of, versions
@@ -298,9 +298,9 @@ def _cohort(population: Population, cohort: Cohort, methods: Mapping[str, Method
 
     early = {rounds_of(cohort.config, RETRAIN, methods[RETRAIN]) * part // 16 for part in EARLIER} - {0}
 
-    def on_the_way(round: int, models: list[Params]) -> None:
+    def on_the_way(round: int, states: list[State]) -> None:
         if round in early:
-            keep(f"{RETRAIN}@{round}", models)
+            keep(f"{RETRAIN}@{round}", [state.params for state in states])
 
     for kind in missing:
         on_way = on_the_way if kind == RETRAIN else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,13 +92,19 @@ class Judge:
                 f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about"
                 f" the other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
             )
-        self._population, self._retrained, self._before = population, retrained, seen(population, BEFORE)
+        self._population, self._retrained = population, retrained
         self._rows, self._effort = rows or ForgottenRows.by_label(labels), effort or Resampling()
         self._stopped: dict[int | None, Seen] = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
         self._half = models // 2
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
-        self._own = _distances(self._judged, self._reference)
-        self._alone = attacks.alone(self._judged, self._effort.seed)
+
+    @cached_property
+    def _before(self) -> Seen:
+        return seen(self._population, BEFORE)
+
+    @cached_property
+    def _alone(self) -> dict[str, Floats]:
+        return attacks.alone(self._judged, self._effort.seed)
 
     def whole(self, methods: Mapping[str, Any]) -> dict[str, Any]:
         """What was found of the methods, with the yardstick and all that is said once."""
@@ -121,7 +128,22 @@ class Judge:
         half, unlearned = self._half, seen(self._population, kind)
         judged, before = unlearned[half : 2 * half], self._before[half : 2 * half]
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
-        scores = attacks.scores(sides)
+        scores, answered = attacks.scores(sides), self.answered(kind, title)
+        return {
+            "title": title,
+            "attacks": self._attacked(scores),
+            **{name: answered[name] for name in ("stopped", "standing", "held_out")},
+            "singles": attacks.singles(attacks.alone(judged, self._effort.seed), self._alone),
+            "distances": self._distances(judged),
+            "accuracy": _accuracies(judged),
+            "exposure": self._exposure(*scores["u-lira"]),
+            "verdict": answered["verdict"],
+        }
+
+    def answered(self, kind: str, title: str) -> dict[str, Any]:
+        """The two questions of one method: does it remember, and is it unfinished?"""
+        half, unlearned = self._half, seen(self._population, kind)
+        judged = unlearned[half : 2 * half]
         round, stopped = self._stopped_at(unlearned[:half])
         test = _accuracies(stopped[half : 2 * half])["test"]
         standing, remembers = self._standing(stopped[:half], judged, stopped[half : 2 * half])
@@ -132,22 +154,23 @@ class Judge:
             aside = " This population kept Retrain's last round only, so unfinished recovery may play a part."
         answers = {"remembers": verdict("remembers", title, len(unlearned), remembers, aside), "unfinished": unfinished}
         return {
-            "title": title,
-            "attacks": self._attacked(scores),
             "stopped": {"round": round, "test": test},
             "standing": standing,
             "held_out": held_out,
-            "singles": attacks.singles(attacks.alone(judged, self._effort.seed), self._alone),
-            "distances": self._distances(judged),
-            "accuracy": _accuracies(judged),
-            "exposure": self._exposure(*scores["u-lira"]),
             "verdict": {question: asdict(answer) for question, answer in answers.items()},
         }
+
+    def own_standing(self) -> dict[str, Any]:
+        """Retrain against Retrain, by four quarters: where its forgotten rows stand, and its held-out rows."""
+        quarter = len(self._retrained) // 4
+        groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
+        return {"standing": self._standing(*groups[1:])[0], "held_out": self._held_out(*groups)[0]}
 
     def yardstick(self) -> dict[str, Any]:
         """Retrain as if it were a method."""
         quarter = len(self._retrained) // 4
-        found: dict[str, Any] = {"distances": self._own, "accuracy": _accuracies(self._judged), "quarter": quarter}
+        own = _distances(self._judged, self._reference)
+        found: dict[str, Any] = {"distances": own, "accuracy": _accuracies(self._judged), "quarter": quarter}
         found["singles"] = {name: float(values.mean()) for name, values in self._alone.items()}
         if quarter < 2:
             needs = f"it takes four groups of two Retrains, 8 models, and there are {len(self._retrained)}"
@@ -162,8 +185,7 @@ class Judge:
         scores = attacks.scores(Sides(*groups, *before))
         return found | {
             "attacks": self._attacked(scores, groups=4),
-            "standing": self._standing(*groups[1:])[0],
-            "held_out": self._held_out(*groups)[0],
+            **self.own_standing(),
             "exposure": self._exposure(*scores["u-lira"])[:1],
         }
 
