@@ -1,89 +1,49 @@
-"""The tables of `docs/explanation/ablations.md`: cells of several seeds as mean ± standard deviation."""
+"""One CSV of the records of `ablations.py`, a row per cell with its seeds together, and two figures.
+
+    python benchmarks/ablation_tables.py    writes records/2026-11-16-ablations.csv and docs/explanation/ablations-*.svg
+
+`gap` is the average gap to Retrain, `back` the median round at which Test was within 2 points of θ*'s (empty: never).
+`flipped` is the perturbation's public inverse; `realigned` the worst usable model of a grid of fits.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
 import ablations
-from ablation_little import TAUGHT
+from unfed.paper.pictures import PaperFigure
+from unfed.report.drawing import INK, SERIES, STYLE, svg_text
 from unfed.values import is_measured
 
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "benchmarks/records/2026-11-16-ablations.csv"
+PICTURES = ROOT / "docs/explanation"
+ATTACKS = {"as left": ("numbers",), "flip": ("undo", "flip"), "realign": ("undo", "realign")}
+PATHS: dict[str, tuple[str, ...]] = {
+    "gap": ("gap",),
+    "retain": ("numbers", "retain"),
+    "forget": ("numbers", "forget"),
+    "test": ("numbers", "test"),
+    "mia": ("numbers", "mia"),
+    "backdoor": ("numbers", "backdoor"),
+    "realigned: backdoor": ("undo", "realign", "backdoor"),
+    "resurface: forget rises by": ("undo", "resurface", "forget_rise"),
+    "relearn: area": ("undo", "relearn"),
+}
+"""Column → where it stands in a cell; each has its standard deviation beside it."""
 Row = Mapping[str, Any]
-Cells = Mapping[tuple[str, str], Sequence[Row]]
-
-
-def short(layer: str) -> str:
-    """A layer's name without what all of its network's names have."""
-    layer = re.sub(r"encoder\.layers\.encoder_layer_(\d)\.(self_attention\.)?", r"\1.", layer)
-    return layer.removesuffix(".weight").removesuffix("_weight")
-
-
-def named(layer: str) -> str:
-    """A tensor as code, a description as it is."""
-    return f"`{short(layer)}`" if " " not in layer and layer not in ("first", "hidden") else layer
-
-
-def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of all seeds, by layer and perturbation."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["layer"], row["how"]), []).append(row)
-    return found
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """mean ± standard deviation, of one value the value."""
-    told = f"{mean(values):.{digits}f}"
-    return told if len(values) < 2 else f"{told} ± {stdev(values):.{digits}f}"
-
-
-def cell(rows: Sequence[Row] | None, seeds: int = 0) -> str:
-    """The gap, and in brackets the rounds until the test accuracy was back: the median of the seeds.
-
-    Where there should be more `seeds` than there are, it says how many there are.
-    """
-    if not rows:
-        return ""
-    alive = [row for row in rows if row["gap"] is not None]
-    if not alive:
-        return f"did not survive{fewer(rows, seeds)}"
-    back = median([float("inf") if row["back"] is None else row["back"] for row in alive])
-    lost = "" if len(alive) == len(rows) else f", {len(rows) - len(alive)} of {len(rows)} did not survive"
-    told = f"{spread([row['gap'] for row in alive])} ({'–' if back == float('inf') else f'{back:g}'}){lost}"
-    return told + fewer(rows, seeds)
-
-
-def seeds_of(rows: Sequence[Row]) -> int:
-    return len({row["seed"] for row in rows})
-
-
-def fewer(rows: Sequence[Row], seeds: int) -> str:
-    """How many seeds a cell has, where that is less than the others have."""
-    return f", n = {len(rows)}" if len(rows) < seeds else ""
-
-
-def headline(network: str, rows: Sequence[Row]) -> str:
-    count = seeds_of(rows)
-    return f"{network}, {count} seed{'s' * (count > 1)}"
-
-
-def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def by_layer(rows: Sequence[Row], hows: Sequence[str]) -> str:
-    found, seeds = cells(rows), seeds_of(rows)
-    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != "-"))
-    known = [how for how in hows if any((layer, how) in found for layer in layers)]
-    return table(["layer", *known], [[named(x), *(cell(found.get((x, h)), seeds) for h in known)] for x in layers])
-
-
-def of(lines: Sequence[Row], network: str, part: str) -> list[Row]:
-    return [row for row in lines if row["network"] == network and row["part"] == part]
+Fields = Mapping[tuple[str, str], float | None]
 
 
 def values_of(rows: Sequence[Row], *path: str) -> list[float]:
@@ -103,104 +63,121 @@ def mean_of(rows: Sequence[Row], *path: str) -> float | None:
     return mean(values) if values else None
 
 
-def _percent(rows: Sequence[Row], *path: str) -> str:
-    values = values_of(rows, *path)
-    return spread(values, 0) if values else "–"
+def cell(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means and standard deviations over the seeds, and the median of the rounds; a model that died counts in none."""
+    alive = [row for row in rows if row["gap"] is not None]
+    back = median([float("inf") if row["back"] is None else row["back"] for row in alive]) if alive else float("inf")
+    made: dict[str, Any] = {"seeds": len(rows), "survived": len(alive), "back": "" if math.isinf(back) else f"{back:g}"}
+    for name, path in PATHS.items():
+        values = values_of(rows, *path)
+        made[name] = round(mean(values), 3) if values else ""
+        made[f"± {name}"] = round(stdev(values), 3) if len(values) > 1 else ""
+    for name in ("backdoor", "test"):
+        values = values_of(rows, "undo", "flip", name) or values_of(rows, "flipped", name)
+        made[f"flipped: {name}"] = round(mean(values), 3) if values else ""
+    return made
 
 
-def _turned(rows: Sequence[Row], *path: str) -> str:
-    """The backdoor of a model that was turned back, and in brackets what it still reads of the test images."""
-    test = mean_of(rows, *path, "test")
-    return "–" if test is None else f"{_percent(rows, *path, 'backdoor')} ({test:.0f})"
+def table(lines: Sequence[Row], data: str) -> list[dict[str, Any]]:
+    """The cells of one record, behind what θ* and Retrain show in each network."""
+    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in lines:
+        found.setdefault((row["network"], row["part"], row["layer"], row["how"]), []).append(row)
+    for network in dict.fromkeys(row["network"] for row in lines):
+        by_seed = {row["seed"]: row for row in lines if row["network"] == network and row["part"] == "layers"}
+        for model in ("before", "retrain"):
+            shown = [{"gap": None, "back": None, "numbers": row[model]} for row in by_seed.values()]
+            found[network, "layers", "-", model] = shown
+    made = []
+    for (network, part, layer, how), rows in sorted(found.items(), key=lambda one: one[0][:2]):
+        about = {"data": data, "network": network, "part": part, "layer": layer, "perturbation": how}
+        plain = {"survived": len(rows), "gap": "", "± gap": ""} if how in ("before", "retrain") else {}
+        made.append({**about, **cell(rows), **plain})
+    return made
 
 
-def model_named(layer: str, how: str) -> str:
-    """A model of the part `undo` in words."""
-    return {"retrain": "Retrain", "before": "θ*", "none": "FT"}.get(how, f"{layer}, {how}")
+def text() -> str:
+    made = [row for data, file in ablations.RECORDS.items() for row in table(ablations.read(file), data)]
+    written = io.StringIO()
+    out = csv.DictWriter(written, list(made[0]), lineterminator="\n")
+    out.writeheader()
+    out.writerows(made)
+    return written.getvalue()
 
 
-def layers_section(lines: Sequence[Row], networks: Sequence[str], data: str = "") -> Iterator[str]:
-    for network in networks:
-        rows = of(lines, network, "layers")
-        if not rows:
-            continue
-        first = {row["seed"]: row for row in rows}.values()
-        ft = cell(cells(rows).get(("-", "none")), len(first))
-        yield f"### Every layer ({data}, {network})\n" if data else f"### {network}\n"
-        yield (
-            f"{len(first)} seed{'s' * (len(first) > 1)}. θ* reads"
-            f" {spread([row['before']['test'] for row in first])} % of the test images, Retrain"
-            f" {spread([row['retrain']['test'] for row in first])} %; FT ends with gap {ft}.\n"
-        )
-        where, file = (f"{network} on {data}", "ablations-cifar10") if data else (network, "ablations")
-        yield f"![Average gap to Retrain by layer and perturbation, {where}]({file}-{network}.svg)\n"
-        yield by_layer(rows, (*ablations.OPEN, *ablations.SEALED))
-        flipped = [
-            f"`{short(layer)}` {_percent(own, 'numbers', 'backdoor')} → {_turned(own, 'flipped')}"
-            for (layer, how), own in cells(rows).items()
-            if how == "negate"
-        ]
-        yield (
-            "Backdoor (%) of a negated layer's result → with the sign turned back (and the test accuracy then):"
-            f" {', '.join(flipped)}.\n"
-        )
+def cells(lines: Sequence[Row], network: str, part: str) -> dict[tuple[str, str], list[Row]]:
+    """The rows of all seeds, by layer and perturbation."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in lines:
+        if row["network"] == network and row["part"] == part:
+            found.setdefault((row["layer"], row["how"]), []).append(row)
+    return found
 
 
-def part_section(lines: Sequence[Row], part: str, networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
-    for network in networks:
-        if rows := of(lines, network, part):
-            hows = list(dict.fromkeys(row["how"] for row in rows if row["layer"] != "-"))
-            plain = cells(rows).get(("-", "none"))
-            yield f"{headline(network, rows)}{f'; FT {cell(plain, seeds_of(rows))}' if plain else ''}:\n"
-            yield by_layer(rows, hows)
+def layer_map(lines: Sequence[Row]) -> str:
+    """Average gap on CIFAR-10 by layer and perturbation."""
+    hows = (*ablations.OPEN, *ablations.SEALED)
+    gaps = {
+        (re.sub(r"\.weight$", "", layer), how): mean_of(rows, "gap")
+        for (layer, how), rows in cells(lines, "cnn", "layers").items()
+        if how in hows
+    }
+    sides = list(dict.fromkeys(layer for layer, _ in gaps)), [how for how in hows if any(h == how for _, h in gaps)]
+    title = "Average gap to Retrain by layer and perturbation, cnn on CIFAR-10"
+    return drawn(gaps, sides, "ablations-cnn on CIFAR-10", title)
 
 
-def little_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
-    for network in networks:
-        rows = of(lines, network, "little")
-        found, seeds = cells(rows), seeds_of(rows)
-
-        def told(own: Sequence[Row] | None, seeds: int = seeds) -> str:
-            if not own or any(row["gap"] is None for row in own):
-                return cell(own, seeds)
-            test = spread([row["numbers"]["test"] for row in own])
-            numbers = f"{spread([row['gap'] for row in own])} · {test} · {_percent(own, 'numbers', 'backdoor')}"
-            return numbers + fewer(own, seeds)
-
-        ways = sorted(dict.fromkeys(row["layer"] for row in rows), key=_amount)
-        body = [[way, *(told(found.get((way, how))) for how in ("ft", "not", "sealed"))] for way in ways]
-        if body:
-            yield f"{headline(network, rows)}:\n"
-            yield table(["recovery with", "FT: gap · test · backdoor", "NoT", "sealed (fade, hidden)"], body)
+def attack_map(lines: Sequence[Row]) -> str:
+    """The backdoor as left and after two attacks; a flip that leaves less than half of Test is left out."""
+    back: dict[tuple[str, str], float | None] = {}
+    named = {"retrain": "Retrain", "before": "θ*", "none": "FT"}
+    for network in ablations.TUNED:
+        for (layer, how), rows in cells(lines, network, "undo").items():
+            for attack, path in ATTACKS.items():
+                value, test = mean_of(rows, *path, "backdoor"), mean_of(rows, "undo", "flip", "test")
+                alive = test is not None and test >= (mean_of(rows, "numbers", "test") or 0.0) / 2
+                if value is not None and (attack != "flip" or alive):
+                    back[named.get(how, f"{layer}, {how}"), f"{network}: {attack}"] = value
+    sides = [list(dict.fromkeys(where[i] for where in back)) for i in (0, 1)]
+    title = "Backdoor in percent as left and after two attacks, four networks"
+    return drawn(back, (sides[0], sides[1]), "ablations-undo", title, digits=0, darkest=100.0)
 
 
-def _amount(way: str) -> tuple[int, float]:
-    share = re.match(r"(\d+)% of", way)
-    return (0, float(share[1])) if share else (2 if way == TAUGHT else 1, 0.0)
+def drawn(
+    values: Fields,
+    sides: tuple[Sequence[str], Sequence[str]],
+    name: str,
+    title: str,
+    digits: int = 1,
+    darkest: float = 20.0,
+) -> str:
+    """One field per row and column, the darker the larger; a cross where no network survived."""
+    rows, columns = sides
+    known = sorted(value for value in values.values() if value is not None)
+    told = f"{len(known)} fields, from {known[0]:.{digits}f} to {known[-1]:.{digits}f}."
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(2.2 + 0.52 * len(columns), 1.3 + 0.27 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        for y, row in enumerate(rows):
+            for x, column in enumerate(columns):
+                if (row, column) not in values:
+                    continue
+                value = values[row, column]
+                shade = 1.0 if value is None else math.sqrt(min(value, darkest) / darkest)
+                axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=SERIES[0], alpha=0.75 * shade, lw=0))
+                shown = "×" if value is None else f"{value:.{digits}f}"
+                axes.text(x, y, shown, ha="center", va="center", fontsize=7.5, color=INK)
+        axes.set_xlim(-0.6, len(columns) - 0.4)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", fontsize=8)
+        axes.xaxis.tick_top()
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        axes.tick_params(length=0)
+        return PaperFigure(title, svg_text(figure, name, title, told)).file()
 
 
-def _place(layer: str, how: str) -> tuple[int, int]:
-    """Where a model stands in the table, in whatever order its cells were made."""
-    hows = ("retrain", "before", "none", *ablations.OPEN, *ablations.SEALED)
-    return ("-", "first", "hidden").index(layer), hows.index(how)
-
-
-def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
-    whole = ("resurface", "forget_rise"), ("relearn",)
-    for network in networks:
-        rows = of(lines, network, "undo")
-        found, seeds = cells(rows), seeds_of(rows)
-        if not found:
-            continue
-        known = any("resurface" in row.get("undo", {}) for own in found.values() for row in own)
-        header = ["model", "gap", "backdoor as left", "flip (test)", "realign"]
-        header += ["resurface: Forget rises by", "relearn: area"] if known else []
-        body = []
-        for (layer, how), own in sorted(found.items(), key=lambda one: _place(*one[0])):
-            label = model_named(layer, how) + fewer(own, seeds)
-            told = cell(own) if how not in ("retrain", "before") else "–"
-            numbers = [_percent(own, "numbers", "backdoor"), _turned(own, "undo", "flip")]
-            numbers += [_percent(own, "undo", "realign", "backdoor")]
-            body.append([label, told, *numbers, *(_percent(own, "undo", *path) for path in whole * known)])
-        yield f"{headline(network, rows)}:\n"
-        yield table(header, body)
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    digits, cifar = (ablations.read(ablations.RECORDS[name]) for name in ("digits", "cifar10"))
+    (PICTURES / "ablations-cifar10-cnn.svg").write_text(layer_map(cifar), encoding="utf-8")
+    (PICTURES / "ablations-undo.svg").write_text(attack_map(digits), encoding="utf-8")

@@ -6,7 +6,7 @@
     python benchmarks/ablations.py --data cifar10 --networks cnn --part layers,undo,sets,little      on a GPU
     python benchmarks/ablations.py --hows "negate,reinit;zero,noise" --part layers,undo     every part of the first two,
                                                                      then of the others: for when time may run out
-    python benchmarks/ablations_page.py                             figures and tables of the records, into docs
+    python benchmarks/ablation_tables.py                            a CSV of the records, and the two figures of docs
 
 Ten clients, the first one poisoned, who leaves. One line per cell goes into the record as soon as it is known; what
 stands there is not done again. A cell that breaks is told and left out, and the command ends with 1. Parts:

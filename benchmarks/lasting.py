@@ -4,7 +4,7 @@
         --k 5 --at 1,5 --seeds 0,1,2 --undo all --variants retrain,sealed,not,reinit
     python benchmarks/lasting.py --data cifar10 --model cnn --device cuda --precision bf16 \
         --k 2 --seeds 0 --rounds 250 --every 5 --undo all --rows 1000,10000 --steps 100,800 --fit-batch 256 --passes 2
-    python benchmarks/lasting_tables.py                       the tables of the records, into docs/methods/sealed.md
+    python benchmarks/lasting_tables.py                       a CSV of the records
 
 Ten clients, the first one poisoned. θ* is trained with everybody; then k requests come, and each variant serves them in
 turn, every request from the model that the one before it left. Beside the variants stand two controls that start over

@@ -1,274 +1,150 @@
-"""The tables of `lasting.py`'s records, written into the page of Sealed's measurements between its marks.
+"""One CSV of all records of `lasting.py`: a row per request, variant and seed.
 
-    python benchmarks/lasting_tables.py                        all records in benchmarks/records/*lasting*.jsonl
-    python benchmarks/lasting_tables.py --print FILE …         only shown
+    python benchmarks/lasting_tables.py              writes benchmarks/records/2026-11-17-lasting.csv
+    python benchmarks/lasting_tables.py FILE …       shows the rows of these records
 
-Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
-rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
-seeds are shown as their mean, over those that have every cell; rounds as one number per seed. Records that have it show
-what was left, and what came back, at the round that is counted as the price as well as at the end. Where controls may
-not come so near in their rounds, a second table counts the rounds to stated accuracies. Where every way of undoing was
-tried, another table shows what each brought back. Where every attacked model was kept, a last one says what came back
-in models further below the published one: a fit that is not finished yet shows there, and NoT beside it tells whether
-the attack was strong enough to say something.
+A row says what the variant left, its average gap to Retrain, how many rounds it took to come within 2 points of θ* (and
+to stated accuracies), and what each attack brought back: of the model at the first round near enough (`paid`) where it
+was attacked, and of the last one. The variant `before` is θ*: where it does not hold the leaver, there is nothing to
+forget. `within N: backdoor` is the worst backdoor among attacked models at most N points of Test below the published
+one: a fit that is not finished yet shows there, and NoT beside it tells whether the attack was strong enough.
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
+import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unfed.measures.metrics import average_gap
 from unfed.values import is_measured
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/methods/sealed-measured.md"
-BEGIN, END = "<!-- tables: benchmarks/lasting_tables.py -->", "<!-- end of tables -->"
+RECORDS = Path(__file__).parent / "records"
+FILE = RECORDS / "2026-11-17-lasting.csv"
 CONTROLS = ("retrain", "reinit")
-TITLES = {"retrain": "Retrain", "reinit": "everything drawn anew", "not": "NoT", "ft": "FT", "sealed": "**Sealed**"}
-STATED = {("cifar10", "cnn"): (70.0, 72.0, 74.0)}
+WITHIN = 2.0
+"""Points of Test below θ* that end the counting of rounds."""
+STATED = {("cifar10", "cnn"): (70, 72, 74)}
 """Test accuracies, in percent, to which rounds are counted as well."""
-AT_THE_END = "attacked at the end only, not at the round that is counted"
 FURTHER = (5, 10, 15)
 """Points of Test below the published model."""
+FOUND = ("retain", "forget", "test", "mia", "backdoor")
+UNDONE: dict[str, tuple[str, ...]] = {
+    "undone: forget": ("forget",),
+    "undone: backdoor": ("backdoor",),
+    "own trigger taught": ("triggers", "own"),
+    "planted trigger taught": ("triggers", "known"),
+    "class lifted by 1 point": ("lift", "back_1"),
+    "class lifted by 5 points": ("lift", "back_5"),
+    "flip: forget": ("flip", "forget"),
+    "flip: backdoor": ("flip", "backdoor"),
+    "flip: test": ("flip", "test"),
+    "resurface: forget rises by": ("resurface", "forget_rise"),
+    "resurface: backdoor rises by": ("resurface", "backdoor_rise"),
+    "relearn: area": ("relearn", "area"),
+    "distance to θ*": ("path", "relative_l2"),
+    "loss peak on the way": ("path", "peak"),
+    "cosine with the leaver's gradient": ("difference", "cosine"),
+    "label histogram: error": ("difference", "variation"),
+    "label histogram: error of equal shares": ("difference", "variation_of_equal_shares"),
+}
+"""Column → where it stands in what undoing found."""
+ALSO_PAID = tuple(UNDONE)[:6]
 Line = Mapping[str, Any]
-Goal = Callable[[Line], float]
-"""The test accuracy that a line is to reach."""
 
 
-def near(within: float) -> Goal:
-    """Within some points of θ*."""
-    return lambda line: float(line["before"]["test"]) - within
-
-
-def stated(level: float) -> Goal:
-    """The same accuracy for every seed."""
-    return lambda line: level
-
-
-def reached(line: Line, goal: Goal) -> int | None:
+def reached(line: Line, goal: float) -> int | None:
     """The first round that was looked at and whose test accuracy is good enough."""
-    return next((r for r, test in line["curve"] if r and test >= goal(line)), None)
+    return next((r for r, test in line["curve"] if r and test >= goal), None)
 
 
-def mean(values: Sequence[Any], places: int = 1) -> str:
-    """The mean over seeds; a dash where something was not measured."""
-    known = [float(value) for value in values if value is not None and is_measured(value)]
-    return f"{sum(known) / len(known):.{places}f}" if known and len(known) == len(values) else "—"
+def rounds(line: Line, goal: float) -> str:
+    found = reached(line, goal)
+    return f"> {line['rounds']}" if found is None else str(found)
 
 
-def rounds(lines: Sequence[Line], goal: Goal) -> str:
-    found = [reached(line, goal) for line in lines]
-    return " / ".join(f"> {line['rounds']}" if r is None else str(r) for r, line in zip(found, lines, strict=True))
+def at_most_half(line: Line, controls: Sequence[Line], goal: float) -> str:
+    """Whether it takes at most half the rounds of either control; one that never came counts with all of its rounds."""
+    if line["variant"] in CONTROLS or {one["variant"] for one in controls} != set(CONTROLS):
+        return ""
+    own, others = reached(line, goal), [reached(one, goal) or one["rounds"] for one in controls]
+    return "yes" if own is not None and 2 * own <= min(others) else "no"
 
 
-def is_cheaper(lines: Sequence[Line], controls: Sequence[Sequence[Line]], goal: Goal) -> str:
-    """Whether it takes at most half the rounds of either control, in every seed; a control that never came counts
-    with the rounds it had."""
-    own = [reached(line, goal) for line in lines]
-    others = [[reached(line, goal) or line["rounds"] for line in control] for control in controls]
-    if not others or any(len(other) != len(own) for other in others):
-        return "—"
-    least = [min(pair) for pair in zip(*others, strict=True)]
-    held = sum(r is not None and 2 * r <= other for r, other in zip(own, least, strict=True))
-    return f"{held} of {len(own)}"
+def worst(line: Line, within: float) -> float:
+    """The largest backdoor among attacked models at most so far below the published one's Test."""
+    kept = [one for one in line["undo"]["tries"] if one[5] >= line["after"]["test"] - within]
+    return max((one[6] for one in kept), default=0.0)
 
 
-def by_requests(lines: Sequence[Line]) -> dict[int, dict[str, list[Line]]]:
-    """Number of requests → variant → its lines in the order of the seeds, of seeds that every variant has."""
-    found: dict[int, dict[str, list[Line]]] = {}
-    for k in sorted({line["k"] for line in lines}):
-        here = sorted((line for line in lines if line["k"] == k), key=lambda x: x["seed"])
-        variants = list(dict.fromkeys(x["variant"] for x in lines if x["k"] == k))
-        seeds = set.intersection(*({x["seed"] for x in here if x["variant"] == v} for v in variants))
-        found[k] = {v: [x for x in here if x["variant"] == v and x["seed"] in seeds] for v in variants}
+def _at(found: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return round(float(found), 3) if found is not None and is_measured(found) else ""
+
+
+def row(line: Line, beside: Sequence[Line]) -> dict[str, Any]:
+    """One line of a record, with what needs the others of its seed and number of requests."""
+    by = {one["variant"]: one for one in beside}
+    reference = by.get("reference") or by.get("retrain")
+    controls = [by[name] for name in CONTROLS if name in by]
+    found: dict[str, Any] = {name: _at(line["after"], (name,)) for name in FOUND}
+    found["avg. gap"] = round(average_gap(line["after"], reference["after"]), 3) if reference else ""
+    if "curve" in line:
+        goal = line["before"]["test"] - WITHIN
+        found |= {"rounds to θ* − 2": rounds(line, goal), "at most half": at_most_half(line, controls, goal)}
+        for level in STATED.get((line["data"], line["model"]), ()):
+            found[f"rounds to {level} %"] = rounds(line, level)
+    undone, paid = line.get("undo", {}), line.get("paid", {})
+    found |= {name: _at(undone, path) for name, path in UNDONE.items()}
+    found |= {f"paid: {name}": _at(paid.get("after", {}), (name,)) for name in ("forget", "backdoor")}
+    found |= {f"paid, {name}": _at(paid.get("undo", {}), UNDONE[name]) for name in ALSO_PAID}
+    if undone.get("tries") and line["scope"] == "client":
+        found |= {f"within {w}: backdoor": round(worst(line, w), 3) for w in FURTHER}
     return found
 
 
-def rounds_and_price(variant: str, by: Mapping[str, Sequence[Line]], goal: Goal) -> list[str]:
-    """How many rounds to a goal, and in how many seeds that is at most half of either control's."""
-    controls = [by[c] for c in CONTROLS if c in by]
-    known = is_cheaper(by[variant], controls, goal) if len(controls) == len(CONTROLS) else "—"
-    held = "control" if variant in CONTROLS else known
-    return [rounds(by[variant], goal), held]
+def table(lines: Sequence[Line], record: str) -> list[dict[str, Any]]:
+    """The rows of one record, θ* before those of its seed."""
+    made: list[dict[str, Any]] = []
+    places = list(dict.fromkeys((x["data"], x["model"], x["scope"], x["k"], x["seed"]) for x in lines))
+    for place in places:
+        own = [x for x in lines if (x["data"], x["model"], x["scope"], x["k"], x["seed"]) == place]
+        names = ("data", "model", "scope", "requests", "seed")
+        first = next(x for x in own if "before" in x)
+        for line in own:
+            about = {"record": record, **dict(zip(names, place, strict=True))}
+            how = {n: line.get(n, "") for n in ("trained", "rounds", "lr", "hardware", "precision")}
+            if line is first:
+                star = {name: _at(line["before"], (name,)) for name in FOUND}
+                given = {name: _at(line["before"].get("undo", {}), UNDONE[name]) for name in ALSO_PAID}
+                made.append({**about, "variant": "before", **how, "rounds": "", **star, **given})
+            made.append({**about, "variant": line["variant"], **how, **row(line, own)})
+    return made
 
 
-def stated_table(lines: Sequence[Line], levels: Sequence[float]) -> list[str]:
-    """Rounds to stated accuracies, one number per seed."""
-    head = ["requests", ""] + [text for level in levels for text in (f"rounds to {level:g} %", "at most half")]
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for k, by in by_requests(lines).items():
-        for variant in by:
-            if variant != "reference":
-                cells = [rounds_and_price(variant, by, stated(level)) for level in levels]
-                row = [str(k), TITLES.get(variant, f"`{variant}`"), *(cell for pair in cells for cell in pair)]
-                text.append("| " + " | ".join(row) + " |")
-    return text
+def text(files: Sequence[Path]) -> str:
+    made: list[dict[str, Any]] = []
+    for file in files:
+        made += table([json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()], file.stem)
+    written = io.StringIO()
+    columns = list(dict.fromkeys(name for one in sorted(made, key=len, reverse=True) for name in one))
+    out = csv.DictWriter(written, columns, restval="", lineterminator="\n")
+    out.writeheader()
+    out.writerows(made)
+    return written.getvalue()
 
 
-def table(lines: Sequence[Line], within: float) -> list[str]:
-    """One network, one kind of request: rows by the number of requests and the variant."""
-    client = lines[0]["scope"] == "client"
-    head = ["requests", "", "retain", "forget", "test", "MIA", "avg. gap"]
-    head += ["backdoor"] if client else []
-    head += [f"rounds to θ* − {within:g}", "at most half", "undone: forget"] + (["undone: backdoor"] if client else [])
-    paid = any("paid" in x for x in lines)
-    names = ("forget", "backdoor") if client else ("forget",)
-    head += [f"at the round paid for: {n}" for n in names] + [f"undone: {n}" for n in names] if paid else []
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for k, by in by_requests(lines).items():
-        reference = {x["seed"]: x["after"] for x in by.get("reference") or by.get("retrain", [])}
-        first = next(own for variant, own in by.items() if variant != "reference")
-        text.append(before_row(k, [x["before"] for x in first], len(head), client))
-        for variant, own in by.items():
-            if variant == "reference":
-                continue
-            gaps = [average_gap(x["after"], reference[x["seed"]]) for x in own if x["seed"] in reference]
-            cells = [str(k), TITLES.get(variant, f"`{variant}`")]
-            cells += [mean([x["after"][n] for x in own]) for n in ("retain", "forget", "test", "mia")] + [mean(gaps)]
-            cells += [mean([x["after"]["backdoor"] for x in own])] if client else []
-            cells += rounds_and_price(variant, by, near(within))
-            worst = [x.get("undo", {}) for x in own]
-            cells += [mean([w.get(n) for w in worst]) for n in names]
-            then = [x.get("paid", {}) for x in own]
-            cells += (
-                [mean([t.get(w, {}).get(n) for t in then]) for w in ("after", "undo") for n in names] if paid else []
-            )
-            text.append("| " + " | ".join(cells) + " |")
-    return text
-
-
-def before_row(k: int, found: Sequence[Mapping[str, Any]], columns: int, client: bool) -> str:
-    """What θ* shows of the same requests: where it does not hold the leaver, there is nothing to forget."""
-    cells = [str(k), "θ*, before"] + [mean([x.get(n) for x in found]) for n in ("retain", "forget", "test", "mia")]
-    cells += ["—", mean([x.get("backdoor") for x in found])] if client else ["—"]
-    return "| " + " | ".join(cells + ["—"] * (columns - len(cells))) + " |"
-
-
-def undo_table(lines: Sequence[Line]) -> list[str]:
-    """What each way of undoing brought back: flip, resurface, relearn, path, difference."""
-    client = lines[0]["scope"] == "client"
-    head = ["requests", "", "flip: forget", *(["backdoor"] if client else []), "test", "resurface: forget rises by"]
-    head += [*(["backdoor rises by"] if client else []), "relearn: area", "distance to θ*", "loss peak on the way"]
-    head += ["cosine with the leaver's gradient", "label histogram: error", "of equal shares"]
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    names = [("flip", "forget"), ("flip", "backdoor"), ("flip", "test"), ("resurface", "forget_rise")]
-    names += [("resurface", "backdoor_rise"), ("relearn", "area"), ("path", "relative_l2"), ("path", "peak")]
-    names += [("difference", n) for n in ("cosine", "variation", "variation_of_equal_shares")]
-    for k, by in by_requests(lines).items():
-        for variant, own in by.items():
-            undone = [x["undo"] for x in own if "resurface" in x.get("undo", {})]
-            if not undone or len(undone) < len(own):
-                continue
-            cells = [str(k), TITLES.get(variant, f"`{variant}`")]
-            for part, name in names:
-                if client or "backdoor" not in name:
-                    places = 1 if part in ("flip", "resurface", "relearn") else 2
-                    cells.append(mean([u[part].get(name) for u in undone], places))
-            text.append("| " + " | ".join(cells) + " |")
-    return text if len(text) > 2 else []
-
-
-def light_table(lines: Sequence[Line]) -> list[str]:
-    """What lifted biases (classes) or five stamped rows (clients) bring back, at the round paid for and at the end."""
-    part, names = {
-        "client": ("triggers", {"own": "own trigger", "known": "planted trigger"}),
-        "class": ("lift", {"back_1": "others lose 1 point", "back_5": "5 points"}),
-    }.get(lines[0]["scope"], ("", {}))
-    title = {"triggers": "backdoor taught again, in points", "lift": "class back by lift, in %"}.get(part, "")
-    head = ["requests", "", *(f"{when}: {what}" for when in ("paid for", "end") for what in names.values())]
-    text = [f"*{title}*", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for k, by in by_requests(lines).items():
-        known = {v: own for v, own in by.items() if all(part in x.get("undo", {}) for x in own)}
-        if not part or not known:
-            continue
-        star = [x["before"].get("undo", {}).get(part, {}) for x in next(iter(known.values()))]
-        text.append(f"| {k} | θ*, before | " + " | ".join(2 * [mean([x.get(n) for x in star]) for n in names]) + " |")
-        for variant, own in known.items():
-            when = [[x.get("paid", {}).get("undo", {}) for x in own], [x["undo"] for x in own]]
-            cells = [mean([one.get(part, {}).get(n) for one in of]) for of in when for n in names]
-            text.append(f"| {k} | {TITLES.get(variant, f'`{variant}`')} | " + " | ".join(cells) + " |")
-    return text if len(text) > 4 else []
-
-
-def worst(line: Line, within: float) -> tuple[float, float]:
-    """The most of Forget and of the backdoor in attacked models at most so far below the published one's Test."""
-    kept = [one for one in line["undo"]["tries"] if one[5] >= line["after"]["test"] - within]
-    return max((one[4] for one in kept), default=0.0), max((one[6] for one in kept), default=0.0)
-
-
-def further_table(lines: Sequence[Line]) -> list[str]:
-    """The worst backdoor by how far an attacked model may be below the published one, one number per seed."""
-    head = ["requests", "", "backdoor as published", *(f"undone, within {w} points" for w in FURTHER)]
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for k, by in by_requests([x for x in lines if x.get("undo", {}).get("tries") and x["scope"] == "client"]).items():
-        for variant, own in by.items():
-            cells = [str(k), TITLES.get(variant, f"`{variant}`"), _each(x["after"]["backdoor"] for x in own)]
-            cells += [_each(worst(x, w)[1] for x in own) for w in FURTHER]
-            text.append("| " + " | ".join(cells) + " |")
-    return text if len(text) > 2 else []
-
-
-def _each(values: Iterable[float]) -> str:
-    return " / ".join(f"{value:.1f}" for value in values)
-
-
-def page(lines: Sequence[Line], within: float) -> str:
-    """All tables of one record."""
-    text: list[str] = []
-    for data, model, scope in dict.fromkeys((x["data"], x["model"], x["scope"]) for x in lines):
-        own = [x for x in lines if (x["data"], x["model"], x["scope"]) == (data, model, scope)]
-        some = next(x for x in own if "curve" in x)
-        text += [
-            f"**{data}, `{model}`, {scope}** (seeds {_seeds(own)};"
-            f" {_trained(some)}{some['rounds']} rounds, learning rate {some['lr']:g};"
-            f" {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')};"
-            f" {'attacked at the round paid for and at the end' if 'paid' in some else AT_THE_END})",
-            "",
-            *table(own, within),
-            "",
-            *([*stated_table(own, STATED[data, model]), ""] if (data, model) in STATED else []),
-            *([*light, ""] if (light := light_table(own)) else []),
-            *([*undo, ""] if (undo := undo_table(own)) else []),
-            *([*further, ""] if (further := further_table(own)) else []),
-        ]
-    return "\n".join(text)
-
-
-def _seeds(lines: Sequence[Line]) -> str:
-    """The seeds that every variant has; where their number differs, by the number of requests."""
-    by = {k: sorted({x["seed"] for own in found.values() for x in own}) for k, found in by_requests(lines).items()}
-    texts = {k: ", ".join(map(str, seeds)) for k, seeds in by.items()}
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
-    return " and ".join(f"{text} after {k} request{'s' if k > 1 else ''}" for k, text in texts.items())
-
-
-def _trained(line: Line) -> str:
-    return f"{line['trained']} + " if "trained" in line else ""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="records; all of benchmarks/records by default")
-    parser.add_argument("--within", type=float, default=2.0, help="points below θ*'s test accuracy")
-    parser.add_argument("--print", action="store_true", dest="only", help="show, write nothing")
-    options = parser.parse_args()
-    files = options.files or sorted((ROOT / "benchmarks/records").glob("*lasting*.jsonl"), reverse=True)  # digits first
-    records = [[json.loads(text) for text in file.read_text().splitlines()] for file in files]
-    text = "\n".join(page(lines, options.within) for lines in records)
-    if options.only:
-        print(text)
-        return
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE} has lost its marks: {BEGIN} … {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+def records() -> list[Path]:
+    return sorted([*RECORDS.glob("*lasting*.jsonl"), *RECORDS.glob("*sealed-candidates*.jsonl")])
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        print(text([Path(name) for name in sys.argv[1:]]), end="")
+    else:
+        FILE.write_text(text(records()), encoding="utf-8")

@@ -1,12 +1,14 @@
-"""Ablations go on where they were stopped, and the page shows what the records hold."""
+"""Ablations go on where they were stopped, and the CSV and the page hold what the records hold."""
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,8 +16,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import ablation_tables as tables
 import ablations
-import ablations_page
 from unfed import plugins
+
+PERTURBED = {
+    "set to zero": "zero",
+    "outputs in a random order": "sealed permute",
+    "drawn again": "reinit",
+    "mixed at random": "orthogonal",
+    "faded (as in Sealed)": "sealed fade",
+    "negated (NoT)": "negate",
+    "noise added": "noise",
+    "nothing (FT)": "none",
+}
+"""A line of the page's table → the perturbation of the first layer."""
 
 
 def test_a_cell_that_is_known_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +95,7 @@ def test_every_layer_has_one_perturbation_before_any_has_the_next() -> None:
     assert told == [("-", "none"), *(((f"{i}.weight"), how) for how in ("negate", "reinit") for i in (1, 3, 5))]
 
 
-def test_a_convolution_and_its_norm_are_the_identity_and_the_page_says_what_the_records_say() -> None:
+def test_a_convolution_and_its_norm_are_the_identity() -> None:
     lines = ablations.read(ablations.RECORD)
     found = {(r["network"], r["seed"], r["part"], r["layer"], r["how"]): r for r in lines}
     pairs = [key for key in found if key[3] == "convolution and its norm"]
@@ -91,39 +104,60 @@ def test_a_convolution_and_its_norm_are_the_identity_and_the_page_says_what_the_
         both = found[network, seed, "sets", "convolution and its norm", "negate"]
         plain = found[network, seed, "sets", "-", "none"]
         assert both["gap"] == pytest.approx(plain["gap"], abs=0.05) and both["curve"] == plain["curve"]
-    assert ablations_page.main(["--check"]) == 0
-    page = ablations_page.PAGE.read_text(encoding="utf-8")
-    assert ablations_page.filled(page, lines[:200], []) != page
+
+
+def test_the_csv_is_what_the_records_say_and_the_page_says_what_the_csv_says() -> None:
+    """`python benchmarks/ablation_tables.py` writes it again."""
+    assert tables.FILE.read_text(encoding="utf-8") == tables.text()
+    rows = list(csv.DictReader(tables.FILE.open(encoding="utf-8")))
+    page = (tables.PICTURES / "findings.md").read_text(encoding="utf-8")
+
+    def of(column: str, data: str, part: str, layer: str, how: str, network: str = "cnn") -> float:
+        where = {"data": data, "network": network, "part": part, "layer": layer, "perturbation": how}
+        (found,) = (row for row in rows if where.items() <= row.items())
+        return float(found[column])
+
+    for name, how in PERTURBED.items():
+        layer = "-" if how == "none" else "first"
+        gap, left, fitted = (of(c, "cifar10", "undo", layer, how) for c in ("gap", "backdoor", "realigned: backdoor"))
+        assert f"| {name} | {gap:.1f} | {left:.0f} | {fitted:.0f} |" in page
+    alone = [row for row in rows if row["data"] == "digits" and row["part"] == "layers"]
+    networks = dict.fromkeys(row["network"] for row in alone)
+    assert len(networks) == 8
+    for how, words in {"reinit": "drawn again", "negate": "negated"}.items():
+        first = [next(r for r in alone if r["network"] == n and r["perturbation"] == how) for n in networks]
+        assert f"{mean(float(row['gap']) for row in first):.1f} points {words}" in page
+    flipped = [of("flipped: backdoor", "digits", "undo", "first", "negate", n) for n in ("cnn", "mlp")]
+    assert f"on {flipped[0]:.0f} % (CNN) and {flipped[1]:.0f} % (MLP)" in page
     for picture in re.findall(r"\((ablations-\S+\.svg)\)", page):
-        assert (ablations_page.PAGE.parent / picture).exists(), picture
+        assert (tables.PICTURES / picture).exists(), picture
 
 
 def test_several_seeds_are_a_mean_and_a_spread_and_the_median_of_the_rounds() -> None:
-    def row(gap: float | None, back: int | None) -> dict[str, Any]:
-        return {"gap": gap, "back": back}
+    def row(gap: float | None, back: int | None, **more: Any) -> dict[str, Any]:
+        return {"gap": gap, "back": back, **more}
 
-    assert tables.cell([row(1.0, 4)]) == "1.0 (4)"
-    assert tables.cell([row(1.0, 4), row(2.0, 6), row(3.0, None)]) == "2.0 ± 1.0 (6)"
-    assert tables.cell([row(1.0, None), row(3.0, None), row(None, None)]) == "2.0 ± 1.4 (–), 1 of 3 did not survive"
-    assert tables.cell([row(None, None)]) == "did not survive" and tables.cell(None) == ""
-    assert tables.cell([row(1.0, 4), row(2.0, 6)], seeds=3) == "1.5 ± 0.7 (5), n = 2", "it says how many there are"
-    assert tables.cell([row(None, None)], seeds=3) == "did not survive, n = 1"
+    def told(*rows: dict[str, Any]) -> tuple[Any, ...]:
+        found = tables.cell(rows)
+        return tuple(found[name] for name in ("gap", "± gap", "back", "survived", "seeds"))
+
+    assert told(row(1.0, 4)) == (1.0, "", "4", 1, 1)
+    assert told(row(1.0, 4), row(2.0, 6), row(3.0, None)) == (2.0, 1.0, "6", 3, 3)
+    assert told(row(1.0, None), row(3.0, None), row(None, None)) == (2.0, 1.414, "", 2, 3), "one did not survive"
+    assert told(row(None, None)) == ("", "", "", 0, 1)
+    undo = {"flip": {"backdoor": 70.0, "test": 71.0}, "realign": {"backdoor": 60.0}}
+    found = tables.cell([row(1.0, 4, numbers={"backdoor": 5.0}, undo=undo)])
+    assert (found["backdoor"], found["realigned: backdoor"]) == (5.0, 60.0)
+    assert (found["flipped: backdoor"], found["flipped: test"]) == (70.0, 71.0)
 
 
-def test_every_table_says_of_how_many_seeds_it_is_and_which_rows_have_fewer() -> None:
-    def line(part: str, layer: str, how: str, seed: int, backdoor: float) -> dict[str, Any]:
-        undo = {"flip": {"backdoor": backdoor, "test": 71.0}, "realign": {"backdoor": backdoor}}
-        numbers = {"test": 90.0, "backdoor": backdoor}
-        whole = {"gap": 1.0, "back": 2, "numbers": numbers, "undo": undo}
-        return {"network": "cnn", "part": part, "layer": layer, "how": how, "seed": seed, **whole}
-
-    lines = [line("undo", "first", "negate", 0, 60.0), line("undo", "first", "negate", 1, 80.0)]
-    lines += [line("undo", "first", "zero", 0, 5.0), line("little", "5% of the rows", "ft", 0, 5.0)]
-    undo = "\n".join(tables.undo_section(lines))
-    assert "cnn, 2 seeds:" in undo and "| first, negate | 1.0 ± 0.0 (2) | 70 ± 14 | 70 ± 14 (71) | 70 ± 14 |" in undo
-    assert "| first, zero, n = 1 | 1.0 (2) | 5 | 5 (71) | 5 |" in undo
-    little = "\n".join(tables.little_section(lines))
-    assert "cnn, 1 seed:" in little and "1.0 · 90.0 · 5 |" in little
+def test_theta_and_retrain_of_every_network_stand_among_the_cells() -> None:
+    seen = {"before": {"test": 97.0}, "retrain": {"test": 96.0}, "gap": 1.0, "back": 2, "numbers": {"test": 95.0}}
+    lines = [{"network": "cnn", "part": "layers", "layer": "-", "how": "none", "seed": seed, **seen} for seed in (0, 1)]
+    rows = tables.table(lines, "digits")
+    assert [(r["perturbation"], r["test"], r["gap"], r["survived"]) for r in rows] == [
+        ("none", 95.0, 1.0, 2), ("before", 97.0, "", 2), ("retrain", 96.0, "", 2)
+    ]  # fmt: skip
 
 
 def test_the_same_cells_are_made_of_cifar_10_on_a_gpu_in_half_precision() -> None:

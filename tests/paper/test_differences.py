@@ -140,7 +140,7 @@ def test_what_the_page_says_of_resnet_18_is_what_was_kept() -> None:
     assert f"where Retrain stands after about {40 + 10 * (reached - low) / (high - low):.0f}." in said
     assert f"after 35 rounds Test is {at('fcu', 'test', 35)[0]:.1f}, where a fresh model has" in said
     assert f"{at('retrain', 'test', 10)[0]:.1f} after ten" in said
-    sealed = (differences_kept.PAGE.parents[1] / "methods" / "sealed.md").read_text(encoding="utf-8")
+    sealed = (differences_kept.PAGE.parents[2] / "benchmarks/records/2026-11-17-lasting.md").read_text(encoding="utf-8")
     reached, late = at("sealed", "test", 30, 35)
     assert f"Sealed has {reached:.1f} in round 30 and {late:.1f} in its last, 35" in sealed
     (start,) = at("before", "test", 0)

@@ -1,7 +1,8 @@
-"""The tables of lasting forgetting count rounds as they say, and the page shows what the records hold."""
+"""The tables of lasting forgetting count rounds as they say, and the CSV holds what the records hold."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import sys
@@ -23,64 +24,82 @@ def tables() -> Any:
     return benchmark("lasting_tables")
 
 
-def line(variant: str, seed: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
-    return {"variant": variant, "seed": seed, "k": 1, "rounds": 100, "before": {"test": 78.0}, "curve": curve}
+LEFT = {"retain": 99.0, "forget": 25.0, "test": 95.0, "mia": 60.0, "backdoor": 1.0}
 
 
-def test_rounds_to_a_stated_accuracy_stand_beside_both_controls() -> None:
+def line(variant: str, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:
+    about = {"data": "cifar10", "model": "cnn", "scope": "client", "seed": 0, "k": 1, "rounds": 100, "lr": 0.1}
+    return {"variant": variant, **about, "before": {**LEFT, "test": 78.0}, "after": LEFT, "curve": curve, **more}
+
+
+def test_rounds_to_an_accuracy_stand_beside_both_controls() -> None:
     made = tables()
     lines = [
-        line("retrain", 0, [(0, 75.0), (40, 69.0), (80, 71.0)]),  # what stands there before the first round counts not
-        line("reinit", 0, [(0, 10.0), (40, 70.0), (80, 71.0)]),
-        line("sealed", 0, [(0, 10.0), (20, 70.0), (80, 73.0)]),
+        line("retrain", [(0, 75.0), (40, 69.0), (80, 71.0)]),  # what stands there before the first round counts not
+        line("reinit", [(0, 10.0), (40, 70.0), (80, 71.0)]),
+        line("sealed", [(0, 10.0), (20, 70.0), (50, 76.0)]),
+        line("ft", [(0, 10.0), (20, 70.0), (51, 76.0)]),
     ]
-    rows = made.stated_table(lines, (70.0, 72.0))[2:]
-    assert rows == [
-        "| 1 | Retrain | 80 | control | > 100 | control |",
-        "| 1 | everything drawn anew | 40 | control | > 100 | control |",
-        "| 1 | **Sealed** | 20 | 1 of 1 | 80 | 0 of 1 |",  # a control that never came counts with its 100 rounds
+    names = ("rounds to 70 %", "rounds to 72 %", "rounds to θ* − 2", "at most half")
+    told = [tuple(row[name] for name in names) for row in made.table(lines, "r")[1:]]
+    assert told == [
+        ("80", "> 100", "> 100", ""),
+        ("40", "> 100", "> 100", ""),
+        ("20", "50", "50", "yes"),  # a control that never came counts with its 100 rounds
+        ("20", "51", "51", "no"),
     ]
-    assert made.rounds(lines[2:], made.near(5.0)) == "80"
-    alone = made.stated_table([line for line in lines if line["variant"] != "reinit"], (70.0,))
-    assert alone[-1] == "| 1 | **Sealed** | 20 | — |", "half of one control alone says nothing"
+    alone = made.table([one for one in lines if one["variant"] != "reinit"], "r")
+    assert {row.get("at most half", "") for row in alone} == {""}, "half of one control alone says nothing"
 
 
-def test_only_seeds_that_every_variant_has_are_counted() -> None:
-    lines = [line(v, s, [(5, 70.0)]) for v, s in (("retrain", 1), ("retrain", 0), ("sealed", 1))]
-    found = tables().by_requests(lines)[1]
-    assert {variant: [x["seed"] for x in own] for variant, own in found.items()} == {"retrain": [1], "sealed": [1]}
-    later = [{**one, "k": 2} for one in lines[:1] + lines[2:]]
-    assert tables()._seeds([*lines, *later]) == "1" and tables()._seeds(lines[1:2]) == "0"
-
-
-def test_the_page_shows_what_the_records_hold() -> None:
-    """`python benchmarks/lasting_tables.py` writes it anew."""
+def test_the_csv_is_what_the_records_hold() -> None:
+    """`python benchmarks/lasting_tables.py` writes it again."""
     made = tables()
-    records = (ROOT / "benchmarks" / "records").glob("*lasting*.jsonl")
-    text = made.PAGE.read_text(encoding="utf-8")
-    for record in records:
-        shown = made.page([json.loads(row) for row in record.read_text().splitlines()], 2.0)
-        assert shown.strip() in text, record.name
+    assert made.FILE.read_text(encoding="utf-8") == made.text(made.records())
+    rows = list(csv.DictReader(made.FILE.open(encoding="utf-8")))
+    lines = sum(len(record.read_text(encoding="utf-8").splitlines()) for record in made.records())
+    assert len([row for row in rows if row["variant"] != "before"]) == lines > 200
+
+
+def test_the_page_of_findings_says_what_the_csv_says() -> None:
+    page = (ROOT / "docs/explanation/findings.md").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(tables().FILE.open(encoding="utf-8")))
+
+    def told(column: str, variant: str, digits: int = 1) -> str:
+        where = {"data": "cifar10", "model": "cnn", "requests": "1", "rounds": "250", "variant": variant}
+        found = sorted((row for row in rows if where.items() <= row.items()), key=lambda row: row["seed"])
+        assert [row["seed"] for row in found] == ["0", "1", "2"]
+        return " / ".join(f"{float(row[column]):.{digits}f}" for row in found)
+
+    for variant, title in {"retrain": "Retrain", "sealed": "Sealed", "not": "NoT"}.items():
+        cells = [told("rounds to θ* − 2", variant, 0), *(told(c, variant) for c in ("backdoor", "undone: backdoor"))]
+        assert f"| {title} | {' | '.join(cells)} |" in page
 
 
 def test_beside_what_was_left_stands_what_the_model_before_held() -> None:
-    """A leaver that θ* never learnt is forgotten by everybody, which says nothing of a method."""
-    held = {"retain": 99.0, "forget": 28.6, "test": 78.0, "mia": 60.0, "backdoor": 7.6}
-    lines = [{**line("sealed", 0, [(5, 77.0)]), "before": held, "after": held, "scope": "client"}]
-    assert tables().table(lines, 2.0)[2] == "| 1 | θ*, before | 99.0 | 28.6 | 78.0 | 60.0 | — | 7.6 | — | — | — | — |"
-    assert tables().table([{**lines[0], "scope": "class"}], 2.0)[2].count("—") == 4
+    """A leaver that θ* never learnt is forgotten by every method, which says nothing of a method."""
+    (theta, _) = tables().table([line("sealed", [(5, 77.0)])], "r")
+    assert (theta["variant"], theta["test"], theta["forget"], theta["rounds"]) == ("before", 78.0, 25.0, "")
+
+
+def test_the_gap_is_that_to_the_reference_where_there_is_one() -> None:
+    far = {**LEFT, "forget": 29.0}
+    lines = [line("retrain", [(5, 77.0)]), line("sealed", [(5, 77.0)], after=far)]
+    assert [row.get("avg. gap") for row in tables().table(lines, "r")] == [None, 0.0, 1.0]
+    reference = {name: value for name, value in lines[1].items() if name not in ("curve", "before")}
+    reference["variant"] = "reference"
+    assert [row.get("avg. gap") for row in tables().table([*lines, reference], "r")] == [None, 1.0, 0.0, 0.0]
 
 
 def test_what_came_back_further_below_the_published_model_is_shown_too() -> None:
     """A fit that had too few steps is not usable yet, and still shows the leaver: 66 at ten points below, by hand."""
     tries = [["flip conv1", 0, 0, 0.0, 69.0, 43.0, 76.5], ["flip conv1", 9, 600, 0.002, 64.0, 70.0, 66.0]]
     tries.append(["unmix", 9, 100, 0.002, 60.0, 79.0, 52.0])
-    found = {**line("not", 0, [(5, 79.6)]), "scope": "client", "after": {"test": 79.6, "backdoor": 50.2}}
-    found["undo"] = {"tries": tries}
+    found = line("not", [(5, 79.6)], after={**LEFT, "test": 79.6}, undo={"tries": tries})
     made = tables()
-    assert made.worst(found, 5) == (60.0, 52.0) and made.worst(found, 100) == (69.0, 76.5)
-    assert made.further_table([found])[2] == "| 1 | NoT | 50.2 | 52.0 | 66.0 | 66.0 |"
-    assert made.further_table([{**found, "undo": {}}]) == []
+    assert made.worst(found, 5) == 52.0 and made.worst(found, 100) == 76.5
+    assert [made.table([found], "r")[1][f"within {w}: backdoor"] for w in (5, 10, 15)] == [52.0, 66.0, 66.0]
+    assert "within 5: backdoor" not in made.table([{**found, "undo": {}}], "r")[1]
 
 
 def test_the_model_that_is_paid_for_is_that_of_the_first_round_near_enough() -> None:
@@ -109,29 +128,18 @@ def test_the_model_that_is_paid_for_is_that_of_the_first_round_near_enough() -> 
 
 
 def test_what_came_back_of_the_model_that_is_paid_for_stands_beside_the_end() -> None:
-    left = {"retain": 99.0, "forget": 25.0, "test": 95.0, "mia": 60.0, "backdoor": 1.0}
     end = {"forget": 26.0, "backdoor": 2.0, "triggers": {"own": 20.0, "known": 30.0}}
-    then = {"forget": 31.0, "backdoor": 5.5, "triggers": {"own": 21.0, "known": 40.0}}
-    paid = {"round": 5, "after": {**left, "forget": 27.0, "backdoor": 3.6}, "undo": then}
-    theta = {**left, "undo": {"triggers": {"own": 50.0, "known": 90.0}}}
-    whole = {**line("sealed", 0, [(5, 77.0)]), "scope": "client", "after": left, "before": theta, "undo": end}
-    made = tables()
-    rows = made.table([{**whole, "paid": paid}], 2.0)
-    assert rows[0].endswith(
-        "undone: backdoor | at the round paid for: forget | at the round paid for: backdoor |"
-        " undone: forget | undone: backdoor |"
-    )
-    assert rows[3].endswith("| 26.0 | 2.0 | 27.0 | 3.6 | 31.0 | 5.5 |")
-    light = made.light_table([{**whole, "paid": paid}])
-    assert light[-2] == "| 1 | θ*, before | 50.0 | 90.0 | 50.0 | 90.0 |"
-    assert light[-1] == "| 1 | **Sealed** | 21.0 | 40.0 | 20.0 | 30.0 |"
-    never = made.table([{**whole, "paid": {"round": None}}], 2.0)
-    assert never[3].endswith("| 26.0 | 2.0 | — | — | — | — |"), "a goal that was not reached pays for no model"
-    old = made.table([whole], 2.0)
-    assert "paid" not in old[0]
-    about = {"data": "digits", "model": "cnn", "lr": 0.1}
-    assert made.AT_THE_END in made.page([{**whole, **about}], 2.0)
-    assert made.AT_THE_END not in made.page([{**whole, **about, "paid": paid}], 2.0)
+    then = {"forget": 31.0, "backdoor": "not measured: no result", "triggers": {"own": 21.0, "known": 40.0}}
+    paid = {"round": 5, "after": {**LEFT, "forget": 27.0, "backdoor": 3.6}, "undo": then}
+    theta = {**LEFT, "test": 78.0, "undo": {"triggers": {"own": 50.0, "known": 90.0}}}
+    whole = line("sealed", [(5, 77.0)], before=theta, undo=end, paid=paid)
+    before, row = tables().table([whole], "r")
+    assert (row["undone: forget"], row["undone: backdoor"], row["planted trigger taught"]) == (26.0, 2.0, 30.0)
+    assert (row["paid: forget"], row["paid: backdoor"], row["paid, undone: forget"]) == (27.0, 3.6, 31.0)
+    assert (row["paid, undone: backdoor"], row["paid, own trigger taught"]) == ("", 21.0)
+    assert (before["own trigger taught"], before["planted trigger taught"]) == (50.0, 90.0)
+    never = tables().table([{**whole, "paid": {"round": None}}], "r")[1]
+    assert never["paid: forget"] == "", "a goal that was not reached pays for no model"
 
 
 def test_a_run_of_a_large_network_gives_the_lines_of_the_benchmark(tmp_path: Path) -> None:
