@@ -24,11 +24,10 @@ from unfed.config.config import Config
 from unfed.data import Request, Source
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
-from unfed.model.layers import Choice, choose
+from unfed.model.layers import WEIGHTS, Choice, choose, table_of
 from unfed.model.params import Params, cast, check_like
 from unfed.model.perturb import perturb
 from unfed.model.sealing import seal
-from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.values import is_measured

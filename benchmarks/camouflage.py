@@ -5,7 +5,7 @@
 Five clients train. In an attack client 1 stamps a trigger on half of its rows and calls them class 0; client 0, the
 camouflage, holds most of its rows with the same trigger and the right labels, and asks to leave. In an honest
 departure nobody plants anything. Each seed is another federation. The gate knows neither client nor trigger: its own
-family stands in `unfed/measures/camouflage.py`. The first two triggers below are of that family, the others are not.
+family stands in `unfed/measures/attacks.py`. The first two triggers below are of that family, the others are not.
 
 A line of the record is one departure: the trigger, the share of triggered test images read as class 0 before and
 after, the gate's rise, whether it raised the alarm. An attack counts as armed if the trigger turns at least half of the
@@ -28,7 +28,7 @@ from torch import Tensor
 from unfed.config.config import Config
 from unfed.data import Request, TensorSource, Trigger
 from unfed.data.source import Stamp
-from unfed.measures.camouflage import FAMILY
+from unfed.measures.attacks import FAMILY
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

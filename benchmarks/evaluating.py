@@ -33,8 +33,8 @@ from torch import Tensor
 
 from unfed.client.scores import Scores, Way, called, columns, moved, score
 from unfed.config.config import Config
+from unfed.engines.choice import as_trained
 from unfed.engines.compiled.fused import fused_block
-from unfed.engines.evaluating import as_trained
 from unfed.federation.state import State
 from unfed.measures import attacks, evaluator
 from unfed.methods.finetune import FineTune

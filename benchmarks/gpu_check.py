@@ -36,8 +36,8 @@ import torch
 
 from unfed.client.plan import Optimiser, Phase, Plan
 from unfed.engines import Batched, Engine, Sequential
+from unfed.engines.choice import fixed_order
 from unfed.engines.compiled import convolution, kernels, recorded
-from unfed.engines.determinism import fixed_order
 from unfed.federation import aggregate
 from unfed.federation.state import State
 from unfed.model.functional import Template

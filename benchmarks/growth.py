@@ -34,7 +34,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.federation.history import ClientRecord, History
 from unfed.folder.folder import RunFolder
-from unfed.folder.prune import prune
+from unfed.folder.purge import prune
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from workload import add_rows, attempt

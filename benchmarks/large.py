@@ -29,9 +29,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed.data import ClientData, TensorSource, Transform
 from unfed.engines import Sequential
+from unfed.engines.choice import fixed_order
 from unfed.engines.compiled import handwritten, recorded
-from unfed.engines.determinism import fixed_order
-from unfed.model.flops import forward_flops
+from unfed.model.functional import forward_flops
 from unfed.model.params import Params
 from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
 

@@ -46,9 +46,8 @@ from unfed import plugins, rng, storage
 from unfed.config.config import Config
 from unfed.data import Request, triggered
 from unfed.errors import UnfedError
-from unfed.federation.schedule import Schedule
 from unfed.federation.server import JobServer, Members
-from unfed.federation.state import State
+from unfed.federation.state import Schedule, State
 from unfed.measures import undo
 from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View
 from unfed.methods import METHODS, Led, Method

@@ -23,11 +23,9 @@ from unfed.data import ClientData, TensorSource
 from unfed.engines import Batched, Sequential
 from unfed.engines.choice import choose_engine
 from unfed.federation import aggregate
-from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.federation.state import State
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.federation.state import Settings, State
+from unfed.model.functional import Template, forward_flops
 from unfed.model.networks import build
 from unfed.model.params import params_of
 from workload import attempt, median, synchronise, write

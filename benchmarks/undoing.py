@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from unfed.folder.undo_results import measured
+from unfed.folder.study_results import measured
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
 

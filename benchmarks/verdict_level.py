@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed.measures.population import Resampling, attacks, judge
-from unfed.measures.population.verdict import LEVEL
+from unfed.measures.population.judge import LEVEL
 
 RECORDS = Path(__file__).parent / "records"
 ROWS, SHIFT, EARLY = 50, 0.5, 0.4

@@ -22,11 +22,9 @@ from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import score
 from unfed.data import ClientData, TensorSource, Transform, dirichlet, iid, load, split
 from unfed.engines import Engine
-from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.federation.state import State
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.federation.state import Settings, State
+from unfed.model.functional import Template, forward_flops
 from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of
 

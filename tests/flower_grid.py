@@ -24,14 +24,12 @@ from unfed.flower.client import app as client_app
 from unfed.flower.transport import SPEECH, GridTransport, log
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import last_starts
-from unfed.remote.client import answered
+from unfed.remote.client import answered, describe
 from unfed.remote.messages import Answer
-from unfed.remote.node_data import describe
-from unfed.remote.nodes import Directory
-from unfed.remote.population import KnownClients
+from unfed.remote.nodes import Directory, KnownClients
+from unfed.remote.server import Holdings
+from unfed.remote.server import remote_world as built
 from unfed.remote.transport import Messenger
-from unfed.remote.world import Holdings
-from unfed.remote.world import remote_world as built
 from unfed.requests.entry import Job
 from unfed.runs.world import World
 

@@ -15,8 +15,8 @@ from unfed.config.config import Config
 from unfed.data import ClientData, Request
 from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
-from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.state import Settings
 from unfed.folder.folder import RunFolder
 from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import Method, State

@@ -19,7 +19,7 @@ from unfed.analysis.cka import Cka, compare, hsic, normalised
 from unfed.data import TensorSource
 from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.federation.schedule import Schedule
+from unfed.federation.state import Schedule
 from unfed.methods import FineTune, NoT, Retrain
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.functional import Template

@@ -14,8 +14,8 @@ from unfed.errors import UnfedError
 from unfed.requests.options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust import bundle, intake, logbook, request, signing
-from unfed.trust.checking import faults_of
 from unfed.trust.folder import TrustFolder
+from unfed.trust.logbook import faults_of
 from unfed.trust.participation import OPERATOR
 from unfed.trust.request import Opening
 

@@ -22,9 +22,8 @@ from unfed.client.plan import Measure, Optimiser, Phase, term
 from unfed.data import ClientData, load
 from unfed.engines import Sequential
 from unfed.errors import UnfedError
-from unfed.federation.schedule import Schedule, Settings
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.federation.state import OPTIMISER
+from unfed.federation.state import OPTIMISER, Schedule, Settings
 from unfed.methods import (
     BadTeacher,
     FineTune,
@@ -41,8 +40,7 @@ from unfed.methods import (
 )
 from unfed.methods.salun import most
 from unfed.methods.ssd import dampen
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.model.functional import Template, forward_flops
 from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of
 

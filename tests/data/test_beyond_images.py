@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unfed.config.config import Config, presets
 from unfed.data import TensorSource, load, natural
-from unfed.data.fetch.packages import LENGTH, VOCABULARY, tokens
+from unfed.data.fetch.folders import LENGTH, VOCABULARY, tokens
 from unfed.engines.choice import choose_engine
 from unfed.errors import UnfedError
 from unfed.model.functional import Template

@@ -15,8 +15,8 @@ from PIL import Image
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
-from unfed.data.dataset_source import DatasetSource
-from unfed.data.deny import recognisable, row_digests
+from unfed.data.scope import recognisable, row_digests
+from unfed.data.source import DatasetSource
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -21,7 +21,7 @@ from unfed.data import DATASETS, load
 from unfed.data.fetch.catalogue import CATALOGUE, Archive, DatasetEntry
 from unfed.data.fetch.cifar import CIFAR10, CIFAR100
 from unfed.data.fetch.download import catalogue, download, fetch, unpack, verify
-from unfed.data.fetch.packages import PACKAGES
+from unfed.data.fetch.folders import PACKAGES
 from unfed.errors import UnfedError
 
 

@@ -11,7 +11,7 @@ from pages import plain, render, sentence
 from test_rules import line
 from unfed.measures.attacks import membership_inference
 from unfed.measures.metrics import accuracy_error, attack_error
-from unfed.report import ranking, tables
+from unfed.report import tables
 from unfed.report.rules import Row, rows
 
 ROWS = {"retain": 400, "forget": 40, "test": 1000}
@@ -141,7 +141,7 @@ def test_fewer_than_six_rows_between_before_and_retrain_show_nothing(rows_: int,
     count = ROWS | {"forget": rows_}
     lines = [last("before", 90, 100, 80, 50, rows=count), last("retrain", 90, 50, 80, 50, rows=count)]
     found = {row.method: row for row in rows([*lines, last("not", 90, 50, 80, 50, rows=count)], "last")}
-    assert ranking.judged(found["not"], found["before"], found["retrain"]) == verdict
+    assert tables.judged(found["not"], found["before"], found["retrain"]) == verdict
     said = sentence(REQUEST, list(found.values()))
     assert ("was taken out" in said) == (verdict == "taken out")
     if verdict == "not measured":
@@ -156,17 +156,17 @@ def test_rows_of_all_seeds_count_and_those_of_the_request_itself() -> None:
         for method, forget in (("before", 100), ("retrain", 80), ("not", 80))
     ]
     found = {row.method: row for row in rows(lines, "last")}
-    assert ranking.judged(found["not"], found["before"], found["retrain"]) == "taken out"
+    assert tables.judged(found["not"], found["before"], found["retrain"]) == "taken out"
     later = [one | {"own": one["forget"], "rows": ROWS | {"forget": 500, "own": 9}} for one in lines]
     found = {row.method: row for row in rows(later, "last")}
-    assert ranking.judged(found["not"], found["before"], found["retrain"]) == "not measured"
+    assert tables.judged(found["not"], found["before"], found["retrain"]) == "not measured"
 
 
 def test_test_accuracy_that_a_few_test_rows_lost_is_no_shortcoming() -> None:
     for tested, short in ((50, 0), (60, 1)):  # ten points of them: five rows, six rows
         count = ROWS | {"test": tested}
         found = rows([last("retrain", 90, 50, 80, 50, rows=count), last("not", 90, 50, 70, 50, rows=count)], "last")
-        assert len(ranking.shortcomings(found)) == short
+        assert len(tables.shortcomings(found)) == short
 
 
 def test_without_a_number_on_the_forgotten_data_nobody_says_that_retrain_hardly_differs() -> None:
@@ -184,8 +184,8 @@ def test_seeds_on_both_sides_of_the_middle_show_nothing(forget: tuple[float, ...
     lines = [last("before", 90, 100, 80, 50, seed=seed) for seed in range(3)]
     lines += [last("retrain", 90, 90, 80, 50, seed=seed) for seed in range(3)]
     found = {row.method: row for row in rows([*lines, *(last("not", 90, f, 80, 50, seed=s) for s, f in own)], "last")}
-    assert ranking.judged(found["not"], found["before"], found["retrain"]) == verdict
-    assert len(ranking.shortcomings(list(found.values()))) == (verdict == "partly")
+    assert tables.judged(found["not"], found["before"], found["retrain"]) == verdict
+    assert len(tables.shortcomings(list(found.values()))) == (verdict == "partly")
     if verdict == "not measured":
         assert "for seeds and rows leave open on which side of the middle" in sentence(REQUEST, list(found.values()))
 
@@ -196,7 +196,7 @@ def test_a_few_rows_do_not_decide_on_which_side_of_the_middle_a_model_stands(for
     count = ROWS | {"forget": 20}
     lines = [last("before", 90, 100, 80, 50, rows=count), last("retrain", 90, 50, 80, 50, rows=count)]
     found = {row.method: row for row in rows([*lines, last("not", 90, forget, 80, 50, rows=count)], "last")}
-    assert ranking.judged(found["not"], found["before"], found["retrain"]) == verdict
+    assert tables.judged(found["not"], found["before"], found["retrain"]) == verdict
 
 
 def test_samples_that_are_a_share_are_named_without_a_comma_before_the_colon() -> None:

@@ -18,8 +18,7 @@ from unfed.engines import Batched, PerClient, Sequential
 from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import EngineChoice, choose_engine
 from unfed.engines.compiled import capture, recorded
-from unfed.engines.stack import PhaseSteps
-from unfed.engines.vectorised import _WrittenOut
+from unfed.engines.stack import PhaseSteps, _WrittenOut
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import apart
-from unfed.engines import determinism
-from unfed.engines.determinism import fixed_library, fixed_order
-from unfed.remote.node_data import describe, node_data_of
+from unfed.engines import choice
+from unfed.engines.choice import fixed_library, fixed_order
+from unfed.remote.client import describe, node_data_of
 from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
@@ -47,7 +47,7 @@ def test_kernels_of_a_fixed_order_are_asked_for_on_cuda_only() -> None:
 def test_onednn_is_left_out_only_where_it_would_refuse_bf16(
     device: str, half: torch.dtype | None, has: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(determinism, "has_bf16", lambda: has)
+    monkeypatch.setattr(choice, "has_bf16", lambda: has)
     with process_as_before():
         onednn.enabled = True
         fixed_library(torch.device(device), half)
@@ -56,7 +56,7 @@ def test_onednn_is_left_out_only_where_it_would_refuse_bf16(
 
 
 def test_a_node_leaves_it_out_too_before_it_computes_anything(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(determinism, "has_bf16", lambda: False)
+    monkeypatch.setattr(choice, "has_bf16", lambda: False)
     with process_as_before():
         node_data_of(describe(small('engine.precision="bf16"'), 0), {"partition-id": "0"}, "0")
         assert not onednn.enabled

@@ -122,7 +122,7 @@ def test_without_batch_statistics_one_recording_serves_full_and_smaller_batches(
 def test_a_stack_of_one_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouped convolutions, batched products and unfused attention would come of a map over one client."""
     clients, (template, params) = federation((8,)), model("vit-tiny")
-    monkeypatch.setattr("unfed.engines.vectorised.vmap", _never)
+    monkeypatch.setattr("unfed.engines.stack.vmap", _never)
     list(Sequential(template, clients, compile=True).train(plan_of(BASE), params, ["0"], {}))
 
 

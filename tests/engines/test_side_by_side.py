@@ -12,11 +12,10 @@ import torch
 from unfed.client.plan import Plan
 from unfed.data import ClientData
 from unfed.engines import Batched, Engine
-from unfed.engines.base import Block, Visit
+from unfed.engines.base import Block, Visit, filled
 from unfed.engines.compiled import recorded
 from unfed.engines.compiled.capture import as_traced
 from unfed.engines.side_by_side import SideBySide, Table
-from unfed.engines.visits import filled
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, State
 from unfed.model.params import Params

@@ -14,8 +14,7 @@ from torch import Tensor
 from oracles import world
 from unfed.client.plan import Measure
 from unfed.config.config import Config
-from unfed.engines.base import Block, Context
-from unfed.engines.observed import Observer
+from unfed.engines.base import Block, Context, Observer
 from unfed.federation import algorithm
 from unfed.federation.history import History
 from unfed.federation.protocol import Server

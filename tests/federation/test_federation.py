@@ -17,8 +17,8 @@ from unfed.engines import Sequential
 from unfed.engines.base import Block, Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation import server
-from unfed.federation.schedule import Schedule, Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.state import Schedule, Settings
 from unfed.methods import FineTune, NoT, Retrain, State
 from unfed.model.functional import Template
 from unfed.model.networks import build

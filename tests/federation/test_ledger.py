@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import unfed
 from unfed import api
-from unfed.federation.ledger import Ledger
-from unfed.model import flops
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.federation.state import Ledger
+from unfed.model import functional
+from unfed.model.functional import Template, forward_flops
 from unfed.runs.run import Run
 from worlds import Small
 
@@ -139,7 +138,7 @@ def test_what_works_entry_by_entry_costs_nothing_and_hides_nothing() -> None:
         "linalg_vector_norm": False,
         "lgamma": False,
     }
-    assert {name: bool(flops._PRODUCTS.search(name)) for name in known} == known
+    assert {name: bool(functional._PRODUCTS.search(name)) for name in known} == known
 
 
 def test_work_that_was_not_counted_makes_the_sum_unknown_and_no_work_does_not() -> None:

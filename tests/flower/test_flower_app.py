@@ -96,9 +96,9 @@ def test_train_then_unlearn_is_what_forget_does_in_a_simulation(tmp_path: Path) 
 
 def test_rounds_over_flower_are_logged_with_their_model_and_who_took_part(tmp_path: Path) -> None:
     signing = pytest.importorskip("unfed.trust.signing", reason="needs unfed[trust]")
-    from unfed.model.digest import digests, fingerprint
-    from unfed.trust.checking import faults_of
+    from unfed.model.params import digests, fingerprint
     from unfed.trust.folder import TrustFolder
+    from unfed.trust.logbook import faults_of
 
     signing.new_key(tmp_path / "operator")
     grid, operator = nodes(), str(tmp_path / "operator.key")

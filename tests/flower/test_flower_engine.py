@@ -24,11 +24,10 @@ from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.model.params import Params
-from unfed.remote.messages import MEASURE, TRAIN, Ask, drawn_models, own_part
-from unfed.remote.node_data import describe, node_data_of
+from unfed.remote.client import describe, node_data_of
+from unfed.remote.messages import MEASURE, TRAIN, Ask, Failure, drawn_models, own_part
 from unfed.remote.nodes import Directory, in_order, parse_bound
-from unfed.remote.replies import Failure
-from unfed.remote.world import nodes_of
+from unfed.remote.server import nodes_of
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.values import is_measured

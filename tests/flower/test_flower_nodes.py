@@ -29,7 +29,7 @@ from unfed.flower.server import run as serve
 from unfed.folder.deny import on_list
 from unfed.methods import FineTune, Retrain
 from unfed.remote.options import Options
-from unfed.remote.world import nodes_of
+from unfed.remote.server import nodes_of
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -284,7 +284,7 @@ started = set(sys.modules)
 from unfed.flower.transport import GridTransport
 from unfed.remote.options import Options
 from unfed.remote.transport import Messenger
-from unfed.remote.node_data import describe
+from unfed.remote.client import describe
 from unfed.remote.messages import CENSUS, MEASURE, TRAIN, Ask
 from unfed.model.networks import build
 from unfed.model.params import cast, params_of
@@ -300,7 +300,7 @@ for ask in (Ask(CENSUS, "0", shard), Ask(TRAIN, "0", shard, body=plan, tensors=t
             Ask(MEASURE, "0", shard, body=measures, tensors=tensors)):
     (found,) = messenger.send({1000: ask}).answers.values()
     assert hasattr(found, "numbers"), found
-from unfed.model.flops import forward_flops
+from unfed.model.functional import forward_flops
 from unfed.model.functional import Template
 assert forward_flops(Template(build("cnn-small", shape=(1, 8, 8), classes=10, seed=0), (1, 8, 8))) > 0
 print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if n.count(".") == 1}))

@@ -20,7 +20,7 @@ from flower_deployment import Deployment, asked, forgets_in_a_second_run, quicks
 from flower_grid import ReadLedger
 from quickstarts import torch_app
 from quickstarts.shared import digits_of
-from unfed.folder import undo_results
+from unfed.folder import study_results
 from unfed.requests.entry import Job
 
 pytestmark = pytest.mark.flower_processes
@@ -66,7 +66,7 @@ def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_bac
     measured, counted = 1 + rounds + 1, asked(file)
     assert counted.pop("0") == {"evaluate": measured}
     assert counted == {str(k): {"train": rounds, "evaluate": measured} for k in (1, 2, 3)}
-    probed = undo_results.read(found.folder, Job(0, "client-0", "not"))
+    probed = study_results.read(found.folder, Job(0, "client-0", "not"))
     assert probed is not None and probed.measured.keys() >= {"unlearned", "before"}
     assert "unmeasured" not in found.told[-1]
     page = found.page()

@@ -23,12 +23,12 @@ from unfed.errors import Refused
 from unfed.flower.transport import GridTransport
 from unfed.flower.wire import decoded
 from unfed.methods.finetune import FineTune
-from unfed.remote import node_data
-from unfed.remote.node_data import describe
+from unfed.remote import client
+from unfed.remote.client import describe
+from unfed.remote.messages import Failure, attempt, said
 from unfed.remote.nodes import Directory
-from unfed.remote.replies import Failure, attempt, said
+from unfed.remote.server import nodes_of
 from unfed.remote.transport import Messenger
-from unfed.remote.world import nodes_of
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from worlds import LEAVES, serve
@@ -233,7 +233,7 @@ def test_a_client_whose_data_grew_is_counted_again_and_takes_part_in_the_next_ro
     world = flower_world(config, grid)
     server = serve(world, ())
     monkeypatch.setitem(globals(), "ROWS", 40)
-    node_data._node_data.cache_clear()  # as in a new process
+    client._node_data.cache_clear()  # as in a new process
     state = server.recover(FineTune().begin(server))
     assert [r.client for r in server.refusals] == ["west"] and "by its census" in server.refusals[0].reason
     assert world.admit([])

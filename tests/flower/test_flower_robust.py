@@ -28,7 +28,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
 from unfed.flower.ledger import AppLedger
 from unfed.flower.wire import from_arrays
-from unfed.model.digest import digests, fingerprint
+from unfed.model.params import digests, fingerprint
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})

@@ -28,8 +28,8 @@ from unfed.folder.purge import purge
 from unfed.methods import State
 from unfed.requests.entry import Job
 from unfed.runs import probe as probing
-from unfed.runs.lineage import affected
 from unfed.runs.progress import QuietWatch
+from unfed.runs.record import affected
 from unfed.runs.run import Run
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]

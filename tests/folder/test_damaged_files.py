@@ -26,18 +26,18 @@ from test_judge import QUICK, made_up
 from unfed import storage
 from unfed.cli.evidence import log_faults
 from unfed.config.config import Config
-from unfed.data.deny import KEY_BYTES
+from unfed.data.scope import KEY_BYTES
 from unfed.errors import UnfedError
-from unfed.folder import deny, undo_results
+from unfed.folder import deny, study_results
 from unfed.folder.carriers import hand_out
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
-from unfed.folder.judged import of_run as of_judged
+from unfed.folder.study_results import of_run as of_judged
 from unfed.measures.population import store
 from unfed.paper import record
-from unfed.remote import runs as remote_runs
+from unfed.remote import server as remote_runs
 from unfed.remote.nodes import Census
-from unfed.report import how_sure, undo
+from unfed.report import sections, undo
 from unfed.requests import book as books
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
@@ -326,7 +326,7 @@ def results(home: Path) -> object:
 
 
 def undone(home: Path) -> object:
-    found = undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
+    found = study_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
     return found and undo.grid([found])
 
 
@@ -346,7 +346,7 @@ def marked(home: Path) -> object:
 
 
 def sure(home: Path) -> object:
-    return [how_sure.grid(one) for one in of_judged(RunFolder(home / "run")).values()]
+    return [sections.grid(one) for one in of_judged(RunFolder(home / "run")).values()]
 
 
 REPORT, LINEAGE = "report run --format md", "lineage run --affected 0"

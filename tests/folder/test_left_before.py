@@ -24,7 +24,7 @@ from unfed.folder.purge import purge
 from unfed.requests.book import request_file
 from unfed.requests.entry import Entry, Job
 from unfed.requests.options import RequestOptions
-from unfed.runs.lineage import affected, ending
+from unfed.runs.record import affected, ending
 from unfed.runs.run import Run
 from unfed.runs.status import in_force, status
 from unfed.trust.findings import served as evidence_of

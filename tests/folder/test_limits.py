@@ -17,10 +17,10 @@ from conftest import SMALL
 from unfed import plugins, storage
 from unfed.cli.main import app
 from unfed.config.config import Config
-from unfed.data import sample_list
+from unfed.data import scope
 from unfed.data.fetch import catalogue, download, idx, roots
 from unfed.data.fetch.folders import _decoded
-from unfed.data.sample_list import SampleList
+from unfed.data.scope import SampleList
 from unfed.errors import UnfedError
 from unfed.folder.consistency import Prefix, file_digest
 from unfed.folder.folder import RunFolder
@@ -66,10 +66,10 @@ def test_a_list_of_samples_has_a_limit_in_bytes_rows_and_digits(
 ) -> None:
     file = tmp_path / "ids.csv"
     file.write_text("client,position\n" + "".join(f"a,{i}\n" for i in range(20)))
-    monkeypatch.setattr(sample_list, "MOST_ROWS", 19)
+    monkeypatch.setattr(scope, "MOST_ROWS", 19)
     with pytest.raises(UnfedError, match="more than 19 samples"):
         assert SampleList.read(file).samples
-    monkeypatch.setattr(sample_list, "MOST_BYTES", 50)
+    monkeypatch.setattr(scope, "MOST_BYTES", 50)
     with pytest.raises(UnfedError, match="has more than"):
         SampleList.read(file)
     with pytest.raises(UnfedError, match="must be an integer from 0 on"):

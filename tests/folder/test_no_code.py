@@ -30,9 +30,8 @@ from unfed.flower.transport import GridTransport
 from unfed.methods import METHODS
 from unfed.model import networks
 from unfed.model.params import params_of
-from unfed.remote.messages import CENSUS, TRAIN, Ask
-from unfed.remote.node_data import describe
-from unfed.remote.replies import Failure
+from unfed.remote.client import describe
+from unfed.remote.messages import CENSUS, TRAIN, Ask, Failure
 from unfed.remote.transport import Messenger
 from unfed.runs.run import Run
 from unfed.testing import conformance

@@ -12,7 +12,7 @@ from conftest import SMALL
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder.prune import prune
+from unfed.folder.purge import prune
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 

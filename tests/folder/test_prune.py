@@ -16,8 +16,7 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, counted
 from unfed.folder.check import check
-from unfed.folder.prune import Keep, prune
-from unfed.folder.purge import purge
+from unfed.folder.purge import Keep, prune, purge
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.status import status

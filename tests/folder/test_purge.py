@@ -134,12 +134,12 @@ def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None
 
 
 def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
-    from unfed.folder import judged
+    from unfed.folder import study_results
 
-    file = judged.file_of(run.folder, "first")
-    later = judged.SCHEMA + 1  # whatever its layout is: it speaks of the rows
+    file = study_results.judged_file(run.folder, "first")
+    later = study_results.SCHEMA + 1  # whatever its layout is: it speaks of the rows
     storage.write_json(file, {"schema": later, "request": "first", "exposed": [["1", 7]]})
-    other = judged.file_of(run.folder, "second")
+    other = study_results.judged_file(run.folder, "second")
     storage.write_json(other, {"schema": later, "request": "second"})
     assert ("first", "population/first.json") in {(one.request, one.file) for one in run.info().influence or ()}
     purge(run, "first")

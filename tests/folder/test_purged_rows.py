@@ -20,8 +20,8 @@ from unfed.client.scores import score
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.folder import judged
 from unfed.folder import purge as purging
+from unfed.folder import study_results as judged
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
@@ -257,10 +257,10 @@ def test_what_a_population_says_of_the_same_rows_goes_and_does_not_come_back(tmp
     run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
     run.execute()
     for name in ("a", "b"):
-        storage.write_json(judged.file_of(run.folder, name), {"schema": judged.SCHEMA, "request": name})
+        storage.write_json(judged.judged_file(run.folder, name), {"schema": judged.SCHEMA, "request": name})
     run.forget(Request("leaves", clients=("1",)), "ft", until=1)
     purge(run, "leaves")
-    assert not judged.file_of(run.folder, "a").exists() and judged.file_of(run.folder, "b").exists()
+    assert not judged.judged_file(run.folder, "a").exists() and judged.judged_file(run.folder, "b").exists()
 
     class Made:
         folder = tmp_path

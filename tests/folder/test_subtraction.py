@@ -32,9 +32,9 @@ from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.folder.subtraction import AMONG, PROBED, _without
 from unfed.measures.trajectory import job_of
-from unfed.measures.undo.inside import COUNTS
-from unfed.measures.undo.lift import POINTS
-from unfed.model.digest import digests, fingerprint
+from unfed.measures.undo.flip import POINTS
+from unfed.measures.undo.traces import COUNTS
+from unfed.model.params import digests, fingerprint
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe

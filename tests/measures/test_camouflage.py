@@ -10,7 +10,7 @@ import torch
 
 from unfed.data import Request, TensorSource, Trigger
 from unfed.errors import Refused
-from unfed.measures.camouflage import FAMILY, Reactions, camouflage, reactions
+from unfed.measures.attacks import FAMILY, Reactions, camouflage, reactions
 from unfed.model.functional import Template
 from unfed.runs.run import Run
 from unfed.values import not_measured

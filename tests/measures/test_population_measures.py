@@ -16,17 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
-from unfed.folder.judged import Judged
-from unfed.measures.population import (
-    ForgottenRows,
-    Resampling,
-    attacks,
-    distances,
-    intervals,
-    judge,
-    signals,
-)
-from unfed.measures.population.distances import agreement
+from unfed.folder.study_results import Judged
+from unfed.measures.population import ForgottenRows, Resampling, attacks, distances, intervals, judge
+from unfed.measures.population.distances import Floats, agreement
 from unfed.measures.population.intervals import (
     Interval,
     auc_p,
@@ -35,9 +27,8 @@ from unfed.measures.population.intervals import (
     over_models_and_rows,
     permuted,
 )
-from unfed.measures.population.signals import Floats
-from unfed.measures.population.verdict import LEVEL, TESTS, Difference, verdict
-from unfed.report.how_sure import COLUMNS, grid
+from unfed.measures.population.judge import LEVEL, TESTS, Difference, verdict
+from unfed.report.sections import COLUMNS, grid
 from unfed.values import not_measured
 
 LOG = math.log
@@ -53,14 +44,14 @@ def drawn(seed: int) -> np.random.Generator:
 def test_the_margin_is_the_log_odds_of_the_own_label() -> None:
     logits = np.log(np.array([[[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]]))
     labels = np.array([0, 1])
-    assert signals.margin(logits, labels) == pytest.approx(np.array([[LOG(0.7 / 0.3), LOG(0.3 / 0.7)]]))
-    assert signals.probability(logits, labels) == pytest.approx(np.array([[0.7, 0.3]]))
-    assert signals.entropy(logits)[0, 0] == pytest.approx(-(0.7 * LOG(0.7) + 0.2 * LOG(0.2) + 0.1 * LOG(0.1)))
-    assert signals.accuracy(logits, labels) == pytest.approx([0.5])
+    assert distances.margin(logits, labels) == pytest.approx(np.array([[LOG(0.7 / 0.3), LOG(0.3 / 0.7)]]))
+    assert distances.probability(logits, labels) == pytest.approx(np.array([[0.7, 0.3]]))
+    assert distances.entropy(logits)[0, 0] == pytest.approx(-(0.7 * LOG(0.7) + 0.2 * LOG(0.2) + 0.1 * LOG(0.1)))
+    assert distances.accuracy(logits, labels) == pytest.approx([0.5])
 
 
 def test_a_very_sure_model_has_a_finite_margin() -> None:
-    assert signals.margin(np.array([[[1000.0, 0.0]]]), np.array([0])) == pytest.approx(np.array([[1000.0]]))
+    assert distances.margin(np.array([[[1000.0, 0.0]]]), np.array([0])) == pytest.approx(np.array([[1000.0]]))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +65,7 @@ def test_a_very_sure_model_has_a_finite_margin() -> None:
 )
 def test_what_cannot_be_attacked_is_one_sentence(logits: Floats, labels: NDArray[np.int64], sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
-        signals.margin(logits, labels)
+        distances.margin(logits, labels)
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, cast, get_type_hints
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Ledger
+from unfed.federation.state import Ledger
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS, COSTS, METRICS
 from unfed.measures.trajectory import Line, Point

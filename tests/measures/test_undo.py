@@ -34,15 +34,23 @@ from unfed.measures.undo import difference as difference_of
 from unfed.measures.undo import flip as flip_of
 from unfed.measures.undo import realign as realign_of
 from unfed.measures.undo import relearn as relearn_of
-from unfed.measures.undo.difference import histogram, variation
-from unfed.measures.undo.fitting import batches, fit, one_by_one, stacked
 from unfed.measures.undo.flip import flipped
 from unfed.measures.undo.measure import perturbed_before
-from unfed.measures.undo.mixing import beginnings, mixed, orthogonality, unmixing
-from unfed.measures.undo.path import between, cosine, path, peak
-from unfed.measures.undo.realign import Try, judged, layer_sets
-from unfed.measures.undo.relearn import area, rounds_until
-from unfed.measures.undo.resurface import rise, rounds_of
+from unfed.measures.undo.refits import (
+    Try,
+    area,
+    beginnings,
+    judged,
+    layer_sets,
+    mixed,
+    orthogonality,
+    rise,
+    rounds_of,
+    rounds_until,
+    unmixing,
+)
+from unfed.measures.undo.scene import batches, fit, one_by_one, stacked
+from unfed.measures.undo.traces import between, cosine, histogram, path, peak, variation
 from unfed.model.functional import Net, Template
 from unfed.model.layers import Choice
 from unfed.model.params import Params, params_of

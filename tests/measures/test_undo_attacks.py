@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from pages import probes, undone
 from unfed.data import TensorSource, triggered
 from unfed.data.poison import Trigger
-from unfed.measures.camouflage import OwnTrigger
+from unfed.measures.attacks import OwnTrigger
 from unfed.measures.undo import Scene, View, inside, lift, triggers
 from unfed.measures.undo import triggers as package
-from unfed.measures.undo.inside import auc, ridge
-from unfed.measures.undo.lift import NO_CLASS, gaps, largest_lift
-from unfed.measures.undo.triggers import CLEAN, STAMPED, STOPS
+from unfed.measures.undo.flip import NO_CLASS, gaps, largest_lift
+from unfed.measures.undo.refits import CLEAN, STAMPED, STOPS
+from unfed.measures.undo.traces import auc, ridge
 from unfed.model.functional import Template
 from unfed.model.params import Params, params_of
 from unfed.report.undo import comes_back, grid
@@ -160,7 +160,7 @@ def by_hand(images: Tensor, labels: Tensor, params: Params, lr: float) -> Params
 def test_a_backdoor_is_taught_again_as_plain_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     here, params = planted()
     calls: list[dict[str, Any]] = []
-    module = __import__("unfed.measures.undo.triggers", fromlist=["fit"])
+    module = __import__("unfed.measures.undo.refits", fromlist=["fit"])
     real = module.fit
 
     def spying(problem: Any, tasks: Any, pool: Any, budget: Any) -> Any:

@@ -26,8 +26,8 @@ from unfed.engines import Sequential
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.federation.history import ClientRecord, History
-from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.server import Members
+from unfed.federation.state import Ledger, Transfer
 from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
 from unfed.methods.mode import mixed
 from unfed.methods.pgd import radius

@@ -23,7 +23,7 @@ from unfed.model.functional import Template
 from unfed.model.params import tensor_bytes
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
-from unfed.runs.lineage import affected
+from unfed.runs.record import affected
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.testing.conformance import check

@@ -33,7 +33,7 @@ from unfed.report import tables
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.requests.reversible import inverse_of, turned_back
-from unfed.runs.lineage import affected
+from unfed.runs.record import affected
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
 from worlds import slow

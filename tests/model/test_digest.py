@@ -12,7 +12,7 @@ import torch
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.model import digest
+from unfed.model import params as digest
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from worlds import Small

@@ -18,8 +18,7 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.methods.not_ import NoT
 from unfed.model import networks
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.model.functional import Template, forward_flops
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.runs.run import Run

@@ -29,10 +29,10 @@ from oracles.world import (
 from unfed.client.batch import positions_of
 from unfed.client.plan import Phase, term
 from unfed.data.scope import ClientData
-from unfed.federation.schedule import Schedule
+from unfed.federation.state import Schedule
 from unfed.methods import BadTeacher, FineTune, GradientAscent, L1Sparse, NoT, RandL, SalUn, SelectiveSynapticDampening
 from unfed.methods.base import Method
-from unfed.model.flops import forward_flops
+from unfed.model.functional import forward_flops
 
 THETA = fresh(1)
 PLAIN = floats(THETA)

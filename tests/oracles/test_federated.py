@@ -40,7 +40,7 @@ from unfed.client.plan import term
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.engines.sequential import Sequential
-from unfed.federation.schedule import Schedule
+from unfed.federation.state import Schedule
 from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, Led, MoDE, NoT, Retrain, Sealed
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params

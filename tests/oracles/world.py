@@ -22,12 +22,10 @@ from unfed.data import ClientData, TensorSource
 from unfed.engines import Sequential
 from unfed.federation.history import Recorder
 from unfed.federation.protocol import Server
-from unfed.federation.schedule import Schedule, Settings
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.federation.state import State
+from unfed.federation.state import Schedule, Settings, State
 from unfed.methods.base import Method
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.model.functional import Template, forward_flops
 from unfed.model.params import Params, params_of
 
 SIZES = {"a": 10, "b": 30, "c": 15}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unfed.federation.ledger import Ledger
+from unfed.federation.state import Ledger
 from unfed.model.networks import build
 from unfed.paper import verdict
 from unfed.paper.items import items, published

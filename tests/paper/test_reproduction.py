@@ -24,8 +24,7 @@ from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
 from unfed.measures.metrics import GAP_METRICS
 from unfed.methods import MoDE, NoT, Retrain, State
-from unfed.model.digest import digests, fingerprint
-from unfed.model.params import Params
+from unfed.model.params import Params, digests, fingerprint
 from unfed.paper import analyses, record
 from unfed.paper.build import markdown
 from unfed.paper.items import items as paper_items

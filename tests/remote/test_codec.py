@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from unfed.remote.client import answered
 from unfed.remote.codec import decode_ask, decode_reply, encode_answer, encode_ask
-from unfed.remote.messages import CENSUS, TRAIN, Answer, Ask, Reply
-from unfed.remote.replies import Failure
+from unfed.remote.messages import CENSUS, TRAIN, Answer, Ask, Failure, Reply
 from unfed.remote.transport import Connected, Messenger, Replies
 
 ASK = Ask(CENSUS, "0", "{}")

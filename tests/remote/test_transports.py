@@ -22,12 +22,11 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import FineTune
+from unfed.remote.client import describe
 from unfed.remote.messages import CENSUS, FORMAT, MEASURE, TRAIN, Ask
-from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
-from unfed.remote.server import run
+from unfed.remote.server import Holdings, remote_world, run
 from unfed.remote.transport import Connected, Messenger, Replies, Speech, Transport
-from unfed.remote.world import Holdings, remote_world
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

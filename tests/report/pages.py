@@ -7,7 +7,7 @@ from typing import Any
 
 from unfed.folder.info import RequestInfo, RunInfo
 from unfed.folder.layout import Undoing
-from unfed.report import html, officer, sentences, tables, undo
+from unfed.report import html, sentences, tables, undo
 from unfed.report.compare import Compared
 from unfed.report.rules import Row, rows, trajectories
 from unfed.report.wording import FEDERATED, Wording
@@ -59,11 +59,11 @@ def subject(request: Mapping[str, Any], words: Wording = FEDERATED) -> str:
     return sentences.subject_of(asked(request), words)[0]
 
 
-def officer_part(run: Mapping[str, Any], lines: Sequence[Any]) -> officer.OfficerPart:
+def officer_part(run: Mapping[str, Any], lines: Sequence[Any]) -> html.OfficerPart:
     """What the officer reads of the first request."""
     told = known(run)
     first = told.requests[0]
-    return officer.officer_part(told, first, rows(lines, "last"), trajectories(lines)[first.id])
+    return html.officer_part(told, first, rows(lines, "last"), trajectories(lines)[first.id])
 
 
 def compared(name: str, run: Mapping[str, Any], lines: Sequence[Any]) -> Compared:

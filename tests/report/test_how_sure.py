@@ -12,11 +12,11 @@ import pytest
 from pages import render
 from test_population_measures import Made
 from test_report import fake_run
-from unfed.folder.judged import Judged, TunedBy
+from unfed.folder.study_results import Judged, TunedBy
 from unfed.measures.population import ForgottenRows, Resampling, judge
-from unfed.report import how_sure
+from unfed.report import sections
 from unfed.report.figures import population_pictures
-from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words
+from unfed.report.sections import COLUMNS, NO_POPULATION, grid, tuned_words
 
 
 def found(measured: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_file_of_an_earlier_version_is_shown_with_its_one_answer_to_both_quest
     old = {**judged, "methods": {"ft": {**kept, "verdict": one}}}
     told = Judged.model_validate(old)
     words = "Differs from Retrain, by memory or recovery (judge again to see which)"
-    assert how_sure.summary(told) == [(words, "FT")] and how_sure.answer_sentences(told) == [one["sentence"]]
+    assert sections.summary(told) == [(words, "FT")] and sections.answer_sentences(told) == [one["sentence"]]
     assert grid(told)[0][0][1][0].startswith("not measured (")
 
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from test_rules import line
-from unfed.report.ranking import judged, shortcomings
 from unfed.report.rules import rows
+from unfed.report.tables import judged, shortcomings
 
 BEFORE = line("before", 0, (90, 90, 80, 60), backdoor="not measured: no client was poisoned")
 RETRAIN = line("retrain", 4, (90, 40, 80, 50), backdoor="not measured: no client was poisoned", done=True)

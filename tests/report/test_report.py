@@ -22,7 +22,7 @@ from pages import officer_part, probes, render, sentence, unfinished
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder.info import InForce
-from unfed.model import digest
+from unfed.model import params as digest
 from unfed.report import figures, undo
 from unfed.report.rules import rows, trajectories
 from unfed.report.sentences import caveats

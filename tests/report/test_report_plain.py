@@ -17,9 +17,9 @@ from unfed.paper import build
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
-from unfed.report.ranking import judged
 from unfed.report.rules import rows
 from unfed.report.sentences import gate_words, method_row, verdicts
+from unfed.report.tables import judged
 from unfed.requests.entry import GateSaid, Job
 from unfed.requests.gate import Check, utility
 from unfed.runs.status import is_out

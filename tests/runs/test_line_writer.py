@@ -11,8 +11,8 @@ import torch
 
 from unfed.client.scores import Scores, columns, moved, score
 from unfed.config.config import Config
+from unfed.engines.choice import as_trained
 from unfed.engines.compiled.fused import fused_block
-from unfed.engines.evaluating import as_trained
 from unfed.folder.folder import RunFolder
 from unfed.measures import attacks, evaluator
 from unfed.model.networks.blocks import computed_by

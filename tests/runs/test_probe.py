@@ -21,12 +21,12 @@ from unfed.cli.main import main
 from unfed.client.scores import called
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.engines.evaluating import as_trained
+from unfed.engines.choice import as_trained
 from unfed.errors import UnfedError
 from unfed.folder.layout import Undoing
-from unfed.folder.undo_results import Target, file_of
-from unfed.folder.undo_results import measured as measured_in
-from unfed.folder.undo_results import targets as targets_in
+from unfed.folder.study_results import Target, file_of
+from unfed.folder.study_results import measured as measured_in
+from unfed.folder.study_results import targets as targets_in
 from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.figures import undo_pictures

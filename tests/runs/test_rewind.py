@@ -14,14 +14,14 @@ from unfed import rng, storage
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.history import History
-from unfed.folder import kept
+from unfed.folder import carriers
 from unfed.folder.check import check
 from unfed.folder.purge import purge
 from unfed.methods import Retrain, State
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
-from unfed.runs.lineage import affected
 from unfed.runs.progress import QuietWatch
+from unfed.runs.record import affected
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents
@@ -52,7 +52,7 @@ def run(small: Small, tmp_path: Path) -> Run:
 
 def first_rounds(run: Run) -> dict[str, int]:
     """By client, the first round in which it was asked, as the trajectory says."""
-    rounds = kept.asked(run.folder, 0)
+    rounds = carriers.asked(run.folder, 0)
     assert sorted(rounds) == [1, 2, 3, 4, 5, 6]
     return {name: min((r for r in rounds if name in rounds[r]), default=7) for name in run.description.clients}
 
@@ -195,20 +195,20 @@ def test_classes_and_samples_are_served_where_their_owners_came_late(run: Run) -
 def test_a_round_that_is_not_recorded_is_not_taken_to_be_without_the_leaver(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaver, rounds = late(run), kept.asked(run.folder, 0)
-    monkeypatch.setattr(kept, "asked", lambda *_: {r: names for r, names in rounds.items() if r != 1})
-    assert len(kept.touched(run.folder, 0, [leaver])) == 5
+    leaver, rounds = late(run), carriers.asked(run.folder, 0)
+    monkeypatch.setattr(carriers, "asked", lambda *_: {r: names for r, names in rounds.items() if r != 1})
+    assert len(carriers.touched(run.folder, 0, [leaver])) == 5
     with pytest.raises(UnfedError, match="No kept model is from before"):
-        kept.before(run.folder, 0, [leaver])
+        carriers.before(run.folder, 0, [leaver])
 
 
 def test_a_model_after_a_round_that_was_taken_back_is_not_used(run: Run) -> None:
     path = run.folder.kept_states(run.folder.state_file(TRAIN))[2]
     tensors, numbers = storage.load(path, "kept")
     leaver = late(run)
-    assert path not in kept.touched(run.folder, 0, [leaver])
+    assert path not in carriers.touched(run.folder, 0, [leaver])
     storage.save(path, tensors, {**numbers, "diary": {**numbers["diary"], "careful": 2}})
-    assert path in kept.touched(run.folder, 0, [leaver])
+    assert path in carriers.touched(run.folder, 0, [leaver])
 
 
 @pytest.mark.parametrize(

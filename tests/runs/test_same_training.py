@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unfed.config.config import Config
-from unfed.model.digest import digests
+from unfed.model.params import digests
 from unfed.runs.run import Run
 from unfed.studies.same_training import take_results, take_training
 

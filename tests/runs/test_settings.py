@@ -16,7 +16,7 @@ from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Request, TensorSource
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
-from unfed.model.flops import forward_flops
+from unfed.model.functional import forward_flops
 from unfed.model.params import params_of
 from unfed.runs.run import Run
 from unfed.runs.simulated import template_of

@@ -18,7 +18,7 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.config import revisions
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Ledger
+from unfed.federation.state import Ledger
 from unfed.measures.undo import Knowledge
 from unfed.methods import METHODS, State
 from unfed.report import scorecards

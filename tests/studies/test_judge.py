@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.folder.judged import FILE, Judged, of_run
+from unfed.folder.study_results import FILE, Judged, of_run
 from unfed.measures.population import Resampling, store
 from unfed.measures.population.store import About, Population
-from unfed.report.how_sure import grid
+from unfed.report.sections import grid
 from unfed.runs.run import Run
 from unfed.studies import grid as grids
 from unfed.studies.judging import judged, put_into

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from test_judge import made_up
 from unfed.cli.main import app
 from unfed.errors import UnfedError
-from unfed.folder.judged import Judged, JudgedMethod, TunedBy
+from unfed.folder.study_results import Judged, JudgedMethod, TunedBy
 from unfed.measures.population import Resampling, store
-from unfed.report.how_sure import about_tuning, tuned_words
+from unfed.report.sections import about_tuning, tuned_words
 from unfed.studies import tuning
 from unfed.studies.grid import quiet
 from unfed.studies.judging import judged

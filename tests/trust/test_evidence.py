@@ -24,7 +24,8 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
-from unfed.trust import bundle, merkle, signing, verifier
+from unfed.trust import bundle, signing, verifier
+from unfed.trust import log as merkle
 from unfed.trust.findings import findings, interval, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.log import Log

@@ -18,7 +18,7 @@ from test_trust_run import TINY
 from unfed.config.config import Config
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
-from unfed.trust import bundle, intake, logbook, merkle, request, signing, verifier
+from unfed.trust import bundle, intake, log, logbook, request, signing, verifier
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
@@ -90,9 +90,9 @@ class Forger:
             self.leaves[place]["sha256"] = digest(self.answer["request"])
         self.answer["line"] = canonical(self.leaves[place]).decode()
         start = opened(self.answer["checkpoint"])
-        hashes = [merkle.leaf_hash(canonical(leaf)) for leaf in self.leaves]
+        hashes = [log.leaf_hash(canonical(leaf)) for leaf in self.leaves]
         if start["size"] <= len(hashes):
-            start["root"] = merkle.root(hashes[: start["size"]]).hex()
+            start["root"] = log.root(hashes[: start["size"]]).hex()
         self.answer["checkpoint"] = signing.sign(CHECKPOINT, start, OPERATOR).to_json()
         if self.said["acknowledgement"] is not None:
             self.said["acknowledgement"] = signing.sign(ACKNOWLEDGEMENT, self.answer, OPERATOR).to_json()
@@ -100,7 +100,7 @@ class Forger:
                 if leaf["type"] == "acknowledgement":
                     leaf["sha256"] = digest(self.said["acknowledgement"])
         lines = [canonical(leaf) for leaf in self.leaves]
-        root = merkle.root([merkle.leaf_hash(line) for line in lines]).hex()
+        root = log.root([log.leaf_hash(line) for line in lines]).hex()
         end = self.end | {"size": len(lines), "root": root}
         self.said["log"] = {"leaves": [line.decode() for line in lines]}
         self.said["log"]["checkpoint"] = signing.sign(CHECKPOINT, end, OPERATOR).to_json()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import merkle, signing, verifier
+from unfed.trust import log as merkle
+from unfed.trust import signing, verifier
 from unfed.trust.log import CHECKPOINTS, LOG, Checkpoint, Log, checkpoint_in, faults
 from unfed.trust.participation import Participants, Pseudonyms
 from unfed.trust.signing import SigningKey

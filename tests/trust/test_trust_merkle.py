@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.trust import merkle, verifier
-from unfed.trust.merkle import Frontier, leaf_hash, node_hash
+from unfed.trust import log, verifier
+from unfed.trust.log import Frontier, leaf_hash, node_hash
 
 # The inputs and roots of the Certificate Transparency project's own tests of this tree.
 DATA = [
@@ -32,7 +32,7 @@ LEAVES = [leaf_hash(one) for one in DATA]
 
 @pytest.mark.parametrize("size", range(9))
 def test_the_roots_are_those_of_certificate_transparency(size: int) -> None:
-    assert merkle.root(LEAVES[:size]).hex() == ROOTS[size]
+    assert log.root(LEAVES[:size]).hex() == ROOTS[size]
 
 
 def test_the_proofs_of_the_rfcs_example() -> None:
@@ -40,26 +40,26 @@ def test_the_proofs_of_the_rfcs_example() -> None:
     a, b, c, d, e, f, j = LEAVES[:7]
     g, h, i = node_hash(a, b), node_hash(c, d), node_hash(e, f)
     k, l = node_hash(g, h), node_hash(i, j)  # noqa: E741  (the RFC's letters)
-    assert merkle.root(LEAVES[:7]) == node_hash(k, l)
-    assert merkle.inclusion(LEAVES[:7], 0) == [b, h, l]
-    assert merkle.inclusion(LEAVES[:7], 3) == [c, g, l]
-    assert merkle.inclusion(LEAVES[:7], 4) == [f, j, k]
-    assert merkle.inclusion(LEAVES[:7], 6) == [i, k]
+    assert log.root(LEAVES[:7]) == node_hash(k, l)
+    assert log.inclusion(LEAVES[:7], 0) == [b, h, l]
+    assert log.inclusion(LEAVES[:7], 3) == [c, g, l]
+    assert log.inclusion(LEAVES[:7], 4) == [f, j, k]
+    assert log.inclusion(LEAVES[:7], 6) == [i, k]
 
 
 def included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], top: bytes) -> bool:
     """Whether the verifier, which is one file of its own, sees the leaf there."""
     try:
-        return verifier.climbed(leaf, index, size, merkle.hexed(proof)) == top
+        return verifier.climbed(leaf, index, size, log.hexed(proof)) == top
     except verifier.NotVerified:
         return False
 
 
 def test_a_leaf_is_shown_at_its_place_and_nowhere_else() -> None:
     for size in range(1, 9):
-        top = merkle.root(LEAVES[:size])
+        top = log.root(LEAVES[:size])
         for index, claimed in itertools.product(range(size), range(size)):
-            proof = merkle.inclusion(LEAVES[:size], index)
+            proof = log.inclusion(LEAVES[:size], index)
             assert included(LEAVES[index], claimed, size, proof, top) == (index == claimed)
             assert not included(LEAVES[index], index, size, [*proof, LEAVES[0]], top)
             assert not included(leaf_hash(b"another"), index, size, proof, top)
@@ -78,26 +78,26 @@ def test_whoever_is_not_in_a_sorted_list_is_shown_to_be_absent() -> None:
     members = [bytes([number]) * 32 for number in (10, 20, 30, 40, 50)]
     for count in range(6):
         present: Sequence[bytes] = members[:count]
-        top = merkle.sorted_root(present)
+        top = log.sorted_root(present)
         for number in range(5, 60):
             stranger = bytes([number]) * 32
             if stranger in present:
                 with pytest.raises(UnfedError, match="among them"):
-                    merkle.absence(present, stranger)
+                    log.absence(present, stranger)
             else:
-                proof = merkle.absence(present, stranger).to_json()
+                proof = log.absence(present, stranger).to_json()
                 assert verifier.absent(stranger, proof, {"size": count, "root": top.hex()})
             for other in present:  # no proof for one stranger hides a member
                 if stranger not in present:
-                    proof = merkle.absence(present, stranger).to_json()
+                    proof = log.absence(present, stranger).to_json()
                     assert not verifier.absent(other, proof, {"size": count, "root": top.hex()})
 
 
 def test_two_members_that_do_not_stand_side_by_side_hide_nobody_between_them() -> None:
     members = [bytes([number]) * 32 for number in (10, 20, 30)]
     leaves = [leaf_hash(one) for one in members]
-    ends = tuple((place, members[place], tuple(merkle.inclusion(leaves, place))) for place in (0, 2))
-    top = merkle.sorted_root(members)
+    ends = tuple((place, members[place], tuple(log.inclusion(leaves, place))) for place in (0, 2))
+    top = log.sorted_root(members)
     assert all(included(leaves[place], place, 3, proof, top) for place, _, proof in ends)
-    proof = merkle.Absence(3, ends).to_json()
+    proof = log.Absence(3, ends).to_json()
     assert not verifier.absent(members[1], proof, {"size": 3, "root": top.hex()})

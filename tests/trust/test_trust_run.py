@@ -25,17 +25,17 @@ from unfed.folder import purge
 from unfed.folder.folder import RunFolder
 from unfed.requests import entry as requests
 from unfed.requests.options import RequestOptions
-from unfed.runs import trust_log
+from unfed.runs import record as trust_log
 from unfed.runs.description import request_id
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust import bundle, intake, logbook, request, signing
-from unfed.trust.checking import faults_of
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.log import LOG
+from unfed.trust.logbook import faults_of
 from unfed.trust.request import NotBelieved, Opening
 from unfed.trust.signing import Envelope
 from unfed.trust.verdict import verdict

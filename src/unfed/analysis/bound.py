@@ -48,8 +48,7 @@ from unfed.client.scores import mean_gradient, score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.measures.metrics import loss_gap
-from unfed.model.flops import Flops
-from unfed.model.functional import Template
+from unfed.model.functional import Flops, Template
 from unfed.model.params import Params
 from unfed.values import Value
 

@@ -17,12 +17,11 @@ from unfed import rng
 from unfed.central.inputs import Rows, source
 from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Request
-from unfed.engines.determinism import fixed_order
+from unfed.engines.choice import fixed_order
 from unfed.errors import UnfedError
 from unfed.model import networks
 from unfed.model.calling import called, copied, unwrapped
-from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
+from unfed.model.functional import Template, forward_flops
 from unfed.model.params import Params, cast, check_like, params_of
 from unfed.runs.simulated import cpu_threads, pick_device, template_of
 from unfed.runs.world import DTYPES, Residents, World

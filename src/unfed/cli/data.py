@@ -26,7 +26,7 @@ Root = Annotated[Path | None, plain("The data root; default: the folder that UNF
 def list_all(root: Root = None, as_json: Json = False) -> None:
     """List the data sets and where each lies."""
     from unfed.data.fetch.download import catalogue
-    from unfed.data.fetch.packages import PACKAGES
+    from unfed.data.fetch.folders import PACKAGES
 
     lines = catalogue(root)
     if as_json:

@@ -25,9 +25,9 @@ from unfed.report.undo import ABOVE
 from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
 from unfed.requests.entry import GateSaid, Job
 from unfed.requests.reversible import inverse_of
-from unfed.runs.lineage import ending
 from unfed.runs.probe import first_look
 from unfed.runs.progress import Clock, QuietWatch
+from unfed.runs.record import ending
 from unfed.runs.run import Outcome, Run
 from unfed.runs.status import in_force
 from unfed.runs.status import status as status_of

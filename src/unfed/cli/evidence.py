@@ -135,7 +135,7 @@ def request_sign(
     """
     from unfed import storage
     from unfed.data import SampleList
-    from unfed.model.digest import digests, fingerprint
+    from unfed.model.params import digests, fingerprint
     from unfed.trust import intake, request, signing
     from unfed.trust.participation import OPERATOR
 
@@ -256,8 +256,8 @@ def log_check(
 
     It must not be cut, edited or reordered. With --kept it is compared with a checkpoint that you kept.
     """
-    from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
+    from unfed.trust.logbook import faults_of
 
     trust = TrustFolder(run)
     theirs = None if kept is None else _checkpoint_in(kept, trust.operator)
@@ -297,8 +297,7 @@ def bundle(
     """
     from unfed.folder.carriers import hand_out
     from unfed.folder.folder import RunFolder
-    from unfed.runs.record import RunRecord
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import RunRecord, keeps_log
     from unfed.trust import bundle as bundles
     from unfed.trust import signing
     from unfed.trust.findings import findings, served
@@ -469,7 +468,7 @@ def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
 
     Without the operator's key it is not begun.
     """
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import keeps_log
 
     if not keeps_log(folder.path):
         yield
@@ -485,7 +484,7 @@ def entered(folder: "RunFolder", purged: Sequence[str] = ()) -> Iterator[None]:
 
 def due_dates(run: Path) -> dict[str, str]:
     """By when each signed request was promised to be dealt with, by its id."""
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import keeps_log
 
     if not keeps_log(run):
         return {}
@@ -501,13 +500,13 @@ def due_dates(run: Path) -> dict[str, str]:
 
 def log_faults(run: Path) -> list[str]:
     """What is wrong with the log of a run, one sentence each; nothing where it keeps none."""
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import keeps_log
 
     try:
         if not keeps_log(run):
             return []
     except UnfedError:  # a damaged state, which reading the folder has named already
         return []
-    from unfed.trust.checking import faults_of
+    from unfed.trust.logbook import faults_of
 
     return faults_of(run)

@@ -129,7 +129,7 @@ def prune(
     `unfed forget` and `unfed purge`.
     """
     from unfed.folder.folder import RunFolder
-    from unfed.folder.prune import prune as take_away
+    from unfed.folder.purge import prune as take_away
 
     freed = take_away(RunFolder(run), samples, states, dry_run)
     if as_json:

@@ -67,8 +67,8 @@ def forget(
     from unfed.cli.evidence import entered, received
     from unfed.data import Request, SampleList
     from unfed.requests.options import RequestOptions
+    from unfed.runs.record import logged, request_name
     from unfed.runs.run import Run
-    from unfed.runs.trust_log import logged, request_name
 
     read = SampleList.read(samples) if samples else None
     asked: dict[str, Any] = read.asked if read else {}
@@ -289,7 +289,7 @@ def _agreed(run: "Run", request: str) -> list[str] | None:
     """Show what would go and ask: the tombstones that were agreed to; None where nothing would change."""
     from unfed.cli.evidence import bundle
     from unfed.folder.purge import purge as take_away
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import keeps_log
 
     found = take_away(run, request, dry_run=True)
     if not found.gone and found.entry.purged:
@@ -313,7 +313,7 @@ def _at_terminal() -> bool:
 def _tell_purged(run: "RunRecord", request: str, found: "PurgeOutcome", dry_run: bool) -> None:
     from unfed.folder.carriers import HANDED_OUT
     from unfed.requests.book import TOMBSTONES
-    from unfed.runs.trust_log import keeps_log
+    from unfed.runs.record import keeps_log
 
     if not found.gone:
         since = "was purged already, and since then nothing" if found.before else "is fulfilled, and nothing"
@@ -360,8 +360,8 @@ def lineage(
     Models, states, exports, reports and uploads, each with what to do. Backups and copies are not known.
     """
     from unfed.folder.folder import RunFolder
-    from unfed.runs.lineage import affected as carrying
     from unfed.runs.record import RunRecord
+    from unfed.runs.record import affected as carrying
 
     found = carrying(RunRecord(RunFolder(run)), affected)
     if as_json:

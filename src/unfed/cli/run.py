@@ -84,8 +84,8 @@ def run(
     It writes a table and an HTML report. If the folder holds this run, the command continues it; --out DIR starts
     another.
     """
+    from unfed.runs.record import begin_log
     from unfed.runs.tracking import known
-    from unfed.runs.trust_log import begin_log
 
     known(track)
     moment, changes = moment_of(budget), with_device(sets, device)
@@ -181,8 +181,8 @@ def _work(
     """
     from unfed.api import results, write_report
     from unfed.cli import display
+    from unfed.runs.record import logged
     from unfed.runs.tracking import tracked
-    from unfed.runs.trust_log import logged
 
     with (
         resumable(run),

@@ -34,7 +34,7 @@ from unfed.errors import UnfedError, counted
 
 if TYPE_CHECKING:
     from unfed.config.config import Config
-    from unfed.folder.judged import Judged
+    from unfed.folder.study_results import Judged
     from unfed.measures.population.store import Accuracy, Population
     from unfed.report.scorecards import BenchResult
     from unfed.runs.run import Run
@@ -285,7 +285,7 @@ def judge(
     """
     from unfed import records, storage
     from unfed.api import write_report
-    from unfed.folder.judged import Judged
+    from unfed.folder.study_results import Judged
     from unfed.measures.population import store
     from unfed.report.html import population_page
     from unfed.runs.run import Run
@@ -309,7 +309,7 @@ def judge(
 
 
 def _show_judged(whole: "Judged") -> None:
-    from unfed.report.how_sure import COLUMNS, about_tuning, answer_sentences, grid
+    from unfed.report.sections import COLUMNS, about_tuning, answer_sentences, grid
 
     (*methods, own), notes = grid(whole)
     say(*answer_sentences(whole))
@@ -375,9 +375,9 @@ def _tune(
 ) -> list[dict[str, Any]]:
     """Choose hyperparameters, and say of every trial what it showed."""
     from unfed import records
-    from unfed.folder.judged import TunedBy
+    from unfed.folder.study_results import TunedBy
     from unfed.measures.population.store import BEFORE, RETRAIN
-    from unfed.report.how_sure import tuned_words
+    from unfed.report.sections import tuned_words
     from unfed.studies.judging import title_of
     from unfed.studies.tuning import TuningBudget, tune, tuned_label
 

@@ -23,7 +23,7 @@ from unfed.model.functional import Net, Template
 from unfed.model.params import Params
 
 Way = Callable[[Net, Tensor], Tensor]
-"""How a network's logits are computed, in the type of its params (`engines/evaluating.py` knows a faster way)."""
+"""How a network's logits are computed, in the type of its params (`engines/choice.py` knows a faster way)."""
 
 
 def called(net: Net, x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from unfed.config.tables import (
     UnlearningConfig,
 )
 from unfed.data import Request, SampleList
-from unfed.data.sample_list import drawn_order
+from unfed.data.scope import drawn_order
 from unfed.errors import UnfedError, expect, listed, nearest, typed
 from unfed.measures.population import store
 from unfed.measures.population.store import most_memorised

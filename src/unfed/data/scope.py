@@ -9,22 +9,56 @@
 
 Marks of several requests are united, so marking twice is marking once, and the order of requests does not matter. A
 validation row that matches is left out as well: a model that forgot a class must not be asked for it.
+
+A list of single samples.
+
+It is a CSV file with the header `client,position`, or `row`, read once and kept as it was.
+
+    client,position           row
+    clinic-3,17               1052
+    clinic-3,42               703
+
+A position counts in the client's own order, which is drawn where a data set is dealt to clients, so a centralised run
+refuses it; a row is the number that the data set itself gives.
+
+What a list says is its text. The text is kept with its SHA-256 (what `sha256sum` says of the file), so that a request
+means the same rows after the file is gone or was replaced.
+
+The deny list.
+
+It says who and what was forgotten, so that no later training of the federation takes it in again.
+
+    clients   by name                    classes   by number
+    rows      HMAC-SHA256(key, pixels): who has the list without its key learns nothing of a row from it, and who has
+              both can ask of a row in hand whether it is on the list, and no more
+
+A row is known by its content alone: offered again by another client, under another label or at another position, it is
+still refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import hashlib
+import hmac
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from unfed import rng
+from unfed import rng, storage
 from unfed.data.partition import portion
-from unfed.data.source import Source
+from unfed.data.source import Source, TensorSource
 from unfed.errors import UnfedError, listed, members, nearest
+
+# --- which samples must leave: D^k = D_r^k ⊎ D_u^k, one bool per position of each client ------------------------------
+
 
 Kind = Literal["client", "class", "instance"]
 View = Literal["retain", "forget", "all", "val"]
@@ -391,3 +425,196 @@ def public(clients: Mapping[str, ClientData]) -> ClientData | None:
     rows = torch.cat([c.rows[c.view("val")] for c in staying])
     places = torch.arange(len(rows), device=rows.device)
     return ClientData("server", Unlabelled(staying[0].source), rows, places, places[:0])
+
+
+# --- A list of single samples -----------------------------------------------------------------------------------------
+
+
+Samples = tuple[tuple[str, int], ...]
+
+MOST_BYTES = 64 * 2**20
+MOST_ROWS = 1_000_000
+_DIGITS = 15  # more than any client holds rows
+_HEADERS = (["client", "position"], ["row"])
+_KNOWN = "row, or client,position with a comma"
+_NOBODY = ""  # whose a row is that is named by its number; no client is called so
+
+
+@dataclass(frozen=True)
+class SampleList:
+    """The text of a list, byte for byte, and where it was read."""
+
+    source: str
+    text: str
+
+    @staticmethod
+    def read(path: str | Path) -> SampleList:
+        try:
+            return SampleList(str(path), storage.content(Path(path), MOST_BYTES).decode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from error
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a request says that takes out the samples of this list."""
+        named = {"rows": self.rows} if self.rows else {"samples": self.samples}
+        return {**named, "listed": self.sha256}
+
+    @property
+    def samples(self) -> Samples:
+        """(client, position) of every line; a mistake is named with its line."""
+        if self.rows:
+            raise UnfedError(
+                f"The sample list {self.source} names rows of the data set, which a run whose data lies here can look"
+                " up, and nobody else; write client,position."
+            )
+        return _parsed(self.text, self.source)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of the training set, where the list names these, and else none."""
+        found = _parsed(self.text, self.source)
+        return tuple(row for _, row in found) if found[0][0] == _NOBODY else ()
+
+
+def read_samples(path: str | Path) -> Samples:
+    """The samples listed in a CSV file with the header `client,position`."""
+    return SampleList.read(path).samples
+
+
+def drawn_order(what: str) -> UnfedError:
+    """Why positions name nothing that anybody knows where one place holds a whole data set."""
+    return UnfedError(
+        f"One place holds all data here, in an order that was drawn, so the positions in {what} would name other"
+        " samples than they seem to; name rows of the data set, from 0 on: a list with the header row, or"
+        " Request(id, rows=…)."
+    )
+
+
+def _unreadable(path: str | Path, error: Exception) -> UnfedError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return UnfedError(f"The sample list {path} cannot be read ({reason}); give a CSV file in UTF-8.")
+
+
+@lru_cache(maxsize=8)  # a run asks for its requests again and again
+def _parsed(text: str, path: str) -> Samples:
+    try:
+        numbered = list(_written_lines(text.removeprefix("\ufeff"), path))
+    except csv.Error as error:
+        raise _unreadable(path, error) from error
+    if not numbered:
+        raise UnfedError(f"The sample list {path} is empty; write a header, {_KNOWN}, and one line per sample.")
+    header = numbered[0][1]
+    if header not in _HEADERS:
+        raise UnfedError(
+            f"Line {numbered[0][0]} of {path} is {','.join(header)[:100]!r} and must be the header {_KNOWN}; write it"
+            " so."
+        )
+    if len(numbered) == 1:
+        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
+    first: dict[tuple[str, int], int] = {}
+    for line, cells in numbered[1:]:
+        sample = _read_line(path, line, cells, header)
+        if sample in first:
+            raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
+        first[sample] = line
+    return tuple(first)
+
+
+def _written_lines(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
+    """(number, cells) of every line that has something on it."""
+    reader, found = csv.reader(io.StringIO(text, newline="")), 0
+    for line in reader:
+        if any(line):
+            found += 1
+            if found > MOST_ROWS + 1:
+                raise UnfedError(
+                    f"The sample list {path} has more than {MOST_ROWS:,} samples; ask for them in several requests."
+                )
+            yield reader.line_num, [cell.strip() for cell in line]
+
+
+def _read_line(path: str, line: int, cells: list[str], header: list[str]) -> tuple[str, int]:
+    if len(cells) != len(header) or not cells[0]:
+        what = " and ".join(f"a {name}" for name in header)
+        raise UnfedError(f"Line {line} of {path} must hold {what}, not {','.join(cells)[:100]!r}.")
+    number = cells[-1]
+    if not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
+        raise UnfedError(
+            f"Line {line} of {path} has the {header[-1]} {number[:100]!r}; it must be an integer from 0 on."
+        )
+    return cells[0] if len(cells) == 2 else _NOBODY, int(number)
+
+
+# --- the deny list ----------------------------------------------------------------------------------------------------
+
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class DenyList:
+    """Clients, classes and rows that no training may take in."""
+
+    clients: frozenset[str] = frozenset()
+    classes: frozenset[int] = frozenset()
+    rows: frozenset[str] = frozenset()
+    key: bytes | None = None
+    """Without it rows cannot be recognised."""
+
+    def refuses(self, client: ClientData) -> Tensor:
+        """For each position of a client whether it is on the list."""
+        if client.name in self.clients:
+            return torch.ones_like(client.forget)
+        refused = torch.isin(client.labels.cpu(), torch.tensor(sorted(self.classes), dtype=torch.int64))
+        if self.rows:
+            if self.key is None:
+                raise UnfedError("The deny list has rows, but its key is not there; restore deny.key beside run.json.")
+            if not recognisable(client.source, client.rows):
+                raise UnfedError(
+                    "The deny list has rows, and this data set gives other numbers every time it is asked for a row, so"
+                    " none can be recognised; give it without random transforms, or deny clients by a file of names."
+                )
+            own = row_digests(self.key, client.source, client.rows)
+            refused |= torch.tensor([digest in self.rows for digest in own], dtype=torch.bool)
+        return refused.to(client.forget.device)
+
+
+def keep_out(clients: Sequence[ClientData], denied: DenyList) -> tuple[ClientData, ...]:
+    """The clients without what is on the list, in training rows and held-out ones."""
+    if not (denied.clients or denied.classes or denied.rows):
+        return tuple(clients)
+    left = []
+    for client in clients:
+        stays = ~denied.refuses(client)
+        left.append(replace(client, train=client.train[stays[client.train]], val=client.val[stays[client.val]]))
+    if not any(len(client.train) for client in left):
+        raise UnfedError("Every training row is on the deny list, so nothing is left to learn from; check deny.run.")
+    return tuple(left)
+
+
+def recognisable(source: Source, rows: Tensor) -> bool:
+    """Whether a row has the same content whenever it is asked for: a user's own data set may draw."""
+    if isinstance(source, TensorSource):
+        return True
+    few = rows[:32]
+    return list(_contents(source, few)) == list(_contents(source, few))
+
+
+def row_digests(key: bytes, source: Source, rows: Tensor) -> list[str]:
+    """One keyed hash per row, of its pixels as they are stored."""
+    return [hmac.new(key, content, hashlib.sha256).hexdigest() for content in _contents(source, rows)]
+
+
+def _contents(source: Source, rows: Tensor) -> Iterable[bytes]:
+    if isinstance(source, TensorSource):
+        pixels = source.images.index_select(0, rows.to(source.images.device)).cpu()
+        pixels = pixels if pixels.dtype == torch.uint8 else pixels.float()
+        yield from (image.contiguous().numpy().tobytes() for image in pixels)
+        return
+    for row in rows.tolist():  # one at a time: such a source reads files
+        yield source.fetch(torch.tensor([row]), None)[0][0].float().cpu().contiguous().numpy().tobytes()

@@ -1,16 +1,31 @@
-"""The engine contract: what goes in, what comes back."""
+"""The engine contract: what goes in, what comes back.
+
+Listening to an engine: what went in, what came back, which rows were read to train on.
+
+An observer changes nothing and hears what really passed, whoever asked for it. It is for engines that work here; what
+real messages carried, the messenger counts itself.
+
+What several federations ask of their clients at the same time, as one stack.
+
+θ      = [θ⁰, θ⁰, …, θ¹, θ¹, …]          each client starts from its own federation's model
+stack  ─► [block of federation 0, block of federation 1, …]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from unfed.client.plan import Measure, Plan
+from unfed.data import ClientData, Source
+from unfed.engines.stack import stack
 from unfed.model.params import Params
+
+# --- the engine contract: what goes in, what comes back ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,3 +157,133 @@ class Engine(Protocol):
 def context_of(context: Context, client: str) -> dict[str, Params]:
     """The context as one client sees it."""
     return {n: c.params[client] if isinstance(c, PerClient) else c for n, c in context.items()}
+
+
+# --- listening to an engine: what went in, what came back, which rows were read to train on ---------------------------
+
+
+class Observer(Protocol):
+    """A listener that is told which rows are read for training."""
+
+    def read(self, rows: Tensor) -> None:
+        """These rows of the data set are read to train on them."""
+
+    def trained(self, params: Params, context: Context, block: Block) -> None:
+        """Clients started from these params, with this context, and answered with a block."""
+
+    def measured(self, what: Measure, params: Params, sums: Mapping[str, Tensor]) -> None:
+        """A client measured these params and answered with sums."""
+
+
+class ObservedEngine:
+    """An engine that tells an observer what goes through it."""
+
+    def __init__(self, engine: Engine, observer: Observer) -> None:
+        self._engine, self._observer, self.name = engine, observer, engine.name
+
+    def train(
+        self,
+        plan: Plan,
+        params: Params,
+        clients: Sequence[str],
+        context: Context,
+        optimiser: Mapping[str, Params] | None = None,
+    ) -> Iterator[Block | Refusal]:
+        for answer in self._engine.train(plan, params, clients, context, optimiser):
+            if not isinstance(answer, Refusal):
+                self._observer.trained(params, context, answer)
+            yield answer
+
+    def measure(
+        self, what: Measure, params: Params, clients: Sequence[str]
+    ) -> Iterator[tuple[str, Mapping[str, Tensor]] | Refusal]:
+        for answer in self._engine.measure(what, params, clients):
+            if not isinstance(answer, Refusal):
+                self._observer.measured(what, params, answer[1])
+            yield answer
+
+
+def observed_clients(clients: Mapping[str, ClientData], observer: Observer) -> dict[str, ClientData]:
+    """The same clients, but an observer is told which rows they read to train on.
+
+    Who shared a source still shares one.
+    """
+    heard: dict[int, Source] = {}
+    for client in clients.values():
+        heard.setdefault(id(client.source), _ObservedSource(client.source, observer))
+    return {name: replace(client, source=heard[id(client.source)]) for name, client in clients.items()}
+
+
+class _ObservedSource:
+    """A source that tells which rows were fetched for training."""
+
+    def __init__(self, source: Source, observer: Observer) -> None:
+        self._source, self._observer = source, observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if draws is not None:  # who only measures draws nothing
+            self._observer.read(rows)
+        return self._source.fetch(rows, draws)
+
+
+# --- what several federations ask of their clients at the same time, as one stack -------------------------------------
+
+
+def filled(places: Sequence[int], sizes: Sequence[int], room: int) -> list[list[int]]:
+    """The places in their order, cut into stacks that have room for the largest of them everywhere.
+
+    Stacks of equal size share one recorded step, so they are made equal where that costs at most half of the room.
+    """
+    count, most = len(places), max(1, room // max(1, *(sizes[place] for place in places)))
+    least = -(-count // most)
+    stacks = next((n for n in range(least, 2 * least + 1) if count % n == 0), least)
+    each = -(-count // stacks)
+    return [list(places[i : i + each]) for i in range(0, count, each)]
+
+
+def spread(visits: Sequence[Visit]) -> Params:
+    """Every federation's model as often as it has clients, stacked."""
+    counts = [len(visit.clients) for visit in visits]
+    names = visits[0].params
+    return {
+        name: torch.cat([v.params[name].expand(n, *v.params[name].shape) for v, n in zip(visits, counts, strict=True)])
+        for name in names
+    }
+
+
+def contexts(visits: Sequence[Visit], start: Params) -> tuple[dict[str, Params], dict[str, Params]]:
+    """What all clients of a stack have in common, and what each has of its own, stacked."""
+    (first, *others) = visits
+    if others:
+        each = [context_of(visit.context, name) for visit in visits for name in visit.clients]
+        return {}, {name: stack([context[name] for context in each]) for name in first.context} | {"start": start}
+    shared = {n: c for n, c in first.context.items() if not isinstance(c, PerClient)} | {"start": start}
+    own = {n: c.params for n, c in first.context.items() if isinstance(c, PerClient)}
+    return shared, {n: stack([params[k] for k in first.clients]) for n, params in own.items()}
+
+
+def parted(block: Block, sizes: Sequence[int]) -> list[Block]:
+    """The block of a stack as those of its federations."""
+    if len(sizes) == 1:
+        return [block]
+    found, at = [], 0
+    for size in sizes:
+        own = slice(at, at + size)
+        found.append(
+            Block(
+                block.clients[own],
+                {name: t[own] for name, t in block.params.items()},
+                block.samples[own],
+                block.trained[own],
+                block.forwarded[own],
+                None if block.optimiser is None else {name: t[own] for name, t in block.optimiser.items()},
+            )
+        )
+        at += size
+    return found

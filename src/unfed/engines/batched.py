@@ -29,12 +29,24 @@ from unfed.client.scores import score
 from unfed.client.step import Carry, gradients, mean
 from unfed.client.step import start as begin
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, Visit
+from unfed.engines.base import Block, Context, Visit, contexts, filled, parted, spread
 from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
-from unfed.engines.stack import BatchDealer, Crew, Integers, PaddedRows, PhaseSteps, StackedPhase
-from unfed.engines.vectorised import at, cut, expand, join, mappable_attention, stack, stacked_step
-from unfed.engines.visits import contexts, filled, parted, spread
+from unfed.engines.stack import (
+    BatchDealer,
+    Crew,
+    Integers,
+    PaddedRows,
+    PhaseSteps,
+    StackedPhase,
+    at,
+    cut,
+    expand,
+    join,
+    mappable_attention,
+    stack,
+    stacked_step,
+)
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.params import Params, tensor_bytes

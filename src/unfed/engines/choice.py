@@ -7,20 +7,38 @@
 A stack saves the overhead of many small operations. On two CPU cores that is worth ×2.4 (10 clients) to ×4.6 (100) on
 digits, nothing at 1.5 MB per step, and a loss of ×0.5 for a 32×32 CNN at batch 64, whose activations leave the cache.
 A GPU is idle under small steps: one client's step of the fitted CNN is 2 GFLOP, of ViT-B/16 at 224 it is 2,200.
+
+What lets a run be repeated bit for bit: a fixed order of adding, and one library to the end.
+
+A GPU may add up a gradient in whatever order its blocks finish, a library may time its kernels and pick another one
+tomorrow, and PyTorch gives a library up for good at the first product that it refuses. All of these change last bits,
+and a resumed run must not notice that it was interrupted.
+
+Evaluation in the precision of training, and on CUDA with the kernels of a recorded step.
+
+A run that trains in bf16 keeps its params in float32, and evaluates in float32, layer by layer, unless its config says
+`evaluation.precision = "engine"`. Then logits come out of the same products as in training.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unfed.data import Source
 from unfed.engines.batched import kept_bytes
+from unfed.engines.compiled import kernels, transformer
+from unfed.engines.compiled.fused import fused_block
 from unfed.errors import UnfedError
-from unfed.model.flops import Flops
-from unfed.model.functional import Template
+from unfed.model.functional import Flops, Net, Template
+from unfed.model.networks.blocks import computed_by
+
+# --- which engine suits a model and a device: what was measured, as a rule --------------------------------------------
+
 
 CPU_BYTES = 1_300_000
 CUDA_FLOPS = 50_000_000_000
@@ -72,3 +90,51 @@ def _suited(template: Template, batch: int, forward_flops: Flops) -> EngineChoic
         said = f"one client's step keeps {kept / 1e6:.2g} MB of activations"
         return EngineChoice("batched" if kept <= CPU_BYTES else "sequential", said)
     return EngineChoice("sequential", f"on {device} only this one was tried")
+
+
+# --- what lets a run be repeated bit for bit: a fixed order of adding, and one library to the end ---------------------
+
+
+def fixed_order(device: torch.device) -> None:
+    """Ask cuDNN and cuBLAS for kernels that add in the same order every time.
+
+    It must be called before the device's first product, because cuBLAS reads its setting once.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def fixed_library(device: torch.device, half: torch.dtype | None) -> None:
+    """Leave oneDNN out from the beginning where training multiplies bf16 on a CPU that has none.
+
+    `half` is the type of training's products, where it is not the params' own. PyTorch would ask oneDNN for the first
+    of them, be refused, warn with a screen of C++ frames and switch oneDNN off for the rest of the process: float32
+    products before and after would differ in their last bits.
+    """
+    if device.type == "cpu" and half is torch.bfloat16 and not has_bf16():
+        backend: Any = torch.backends.mkldnn
+        backend.enabled = False
+
+
+def has_bf16() -> bool:
+    """Whether oneDNN multiplies bf16 on this CPU, or is not there to be asked."""
+    return not torch.backends.mkldnn.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+# --- evaluation in the precision of training, and on CUDA with the kernels of a recorded step -------------------------
+
+
+MOST = 32_768
+"""Images that the kernels take at once."""
+
+
+def as_trained(net: Net, x: Tensor) -> Tensor:
+    """Logits as a training step computes them, without its dropout: a way of `client.scores.score`."""
+    net = net.as_in_training()
+    if not kernels.usable(x):
+        return net(x)
+    with computed_by(block=fused_block, attend=transformer.short_attention):
+        return torch.cat([net(some) for some in x.split(MOST)])

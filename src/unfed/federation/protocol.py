@@ -13,8 +13,7 @@ from torch import Tensor
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.engines.base import Block, Context
 from unfed.federation.history import History
-from unfed.federation.ledger import Transfer
-from unfed.federation.state import State
+from unfed.federation.state import State, Transfer
 from unfed.model.functional import Template
 from unfed.model.params import Params
 

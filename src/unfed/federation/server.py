@@ -26,12 +26,9 @@ from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation.aggregate import CheckedUpdate, length_of
 from unfed.federation.history import FinishedRound, History, Recorder
-from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.robust import Lengths, Usual, kind_of
-from unfed.federation.schedule import Settings
-from unfed.federation.state import OPTIMISER, STAGE, State
-from unfed.model.flops import Flops
-from unfed.model.functional import Template
+from unfed.federation.state import OPTIMISER, STAGE, Ledger, Settings, State, Transfer
+from unfed.model.functional import Flops, Template
 from unfed.model.params import Params, tensor_bytes
 
 AsItWas = Callable[[Sequence[Mapping[str, Any]]], Engine]

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from unfed.errors import Refused, listed
 from unfed.flower.introduction import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
 from unfed.flower.leaving import Leaver, class_words
-from unfed.remote.replies import Failure, Unreadable, attempt
+from unfed.remote.messages import Failure, Unreadable, attempt
 
 NOT_LEFT_OUT = 4100
 """The code of the error that stands in the place of a reply which is refused for its rows."""

@@ -24,7 +24,7 @@ from unfed.federation.robust import Lengths
 from unfed.flower.classes import NOT_LEFT_OUT
 from unfed.flower.wire import decoded, from_arrays, tensors
 from unfed.model.params import Params
-from unfed.remote.replies import TYPES, Declared, Failure, Unreadable, attempt, finite, said
+from unfed.remote.messages import TYPES, Declared, Failure, Unreadable, attempt, finite, said
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 TREES = (FedXgbBagging, FedXgbCyclic)

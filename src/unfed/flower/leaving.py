@@ -24,9 +24,8 @@ from unfed.errors import UnfedError, listed, members
 from unfed.flower.introduction import ALLOW, KEYS, PARTS
 from unfed.flower.transport import SPEECH, Introductions, refuse_nameless
 from unfed.folder.deny import on_list
-from unfed.remote.messages import Reply
+from unfed.remote.messages import Failure, Reply, said
 from unfed.remote.nodes import Directory
-from unfed.remote.replies import Failure, said
 from unfed.remote.transport import Messenger
 
 TOLD = "every client is told to leave its rows out"

@@ -35,7 +35,7 @@ from unfed.data import Request
 from unfed.engines.base import Refusal
 from unfed.errors import UnfedError, listed
 from unfed.flower.wire import from_arrays
-from unfed.folder import undo_results
+from unfed.folder import study_results
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, last_starts, model_notes, noted, start_on
 from unfed.folder.layout import ClientList, Description, client_list, names_of
@@ -44,8 +44,7 @@ from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import OfApp
 from unfed.methods import METHODS, State
-from unfed.model.digest import beginning, digests, fingerprint
-from unfed.model.params import Params, tensor_bytes
+from unfed.model.params import Params, beginning, digests, fingerprint, tensor_bytes
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job, now
 from unfed.requests.saved_state import SavedState
@@ -498,12 +497,12 @@ class AppLedger:
         """Write down what the probes brought back."""
         job, models = self.turn.job, {"unlearned": after, "before": before}
         about = {
-            "schema": undo_results.SCHEMA,
+            "schema": study_results.SCHEMA,
             **{"seed": SEED, "request": job.request, "method": job.label},
             "title": METHODS[job.label].title if job.label in METHODS else job.label,
             "models": {name: fingerprint(digests(from_arrays(one))) for name, one in models.items()},
         }
-        storage.write_json(undo_results.file_of(self.folder, job), {**about, **found})
+        storage.write_json(study_results.file_of(self.folder, job), {**about, **found})
 
     def _save(self, params: Params) -> None:
         turn = self.turn

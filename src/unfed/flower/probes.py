@@ -26,7 +26,7 @@ from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import Perturbed
-from unfed.remote.replies import said
+from unfed.remote.messages import said
 from unfed.values import as_json
 
 Rows = tuple[Tensor, Tensor]

@@ -19,8 +19,7 @@ from flwr.serverapp import Grid
 from unfed.errors import UnfedError
 from unfed.flower.introduction import ALLOW, ANSWER, KEYS, PARTS, QUESTION
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
-from unfed.remote.messages import Ask, Reply
-from unfed.remote.replies import Failure, Unreadable, attempt, said
+from unfed.remote.messages import Ask, Failure, Reply, Unreadable, attempt, said
 from unfed.remote.transport import Connected, Replies, Speech
 
 log = logging.getLogger("flwr")

@@ -46,8 +46,8 @@ from unfed.flower.negating import Perturb, applied, method_of
 from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, from_arrays, whole
-from unfed.model.digest import digests, fingerprint
-from unfed.remote.replies import said
+from unfed.model.params import digests, fingerprint
+from unfed.remote.messages import said
 from unfed.requests.reversible import warn_of_way_back
 
 log = logging.getLogger("flwr")

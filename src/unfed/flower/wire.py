@@ -22,9 +22,24 @@ from torch import Tensor
 
 from unfed.errors import UnfedError
 from unfed.model.params import Params
-from unfed.remote import replies as neutral
-from unfed.remote.messages import CENSUS, MEASURE, SCORES, TRAIN, Ask, Numbers, Reply
-from unfed.remote.replies import TYPES, Declared, Packed, Unreadable, said, unknown_type, unpacked, wrong_size
+from unfed.remote import messages as neutral
+from unfed.remote.messages import (
+    CENSUS,
+    MEASURE,
+    SCORES,
+    TRAIN,
+    TYPES,
+    Ask,
+    Declared,
+    Numbers,
+    Packed,
+    Reply,
+    Unreadable,
+    said,
+    unknown_type,
+    unpacked,
+    wrong_size,
+)
 
 MESSAGE_TYPES = {TRAIN: "train", MEASURE: "evaluate", SCORES: "evaluate", CENSUS: "query"}
 """Which of Flower's kinds of message carries which kind of ask."""

@@ -16,6 +16,15 @@ may have been passed on.
 Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
 keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
 server has none, clients' optimisers begin with every round, and that of a centralised run begins with the request.
+
+Models that a training kept on its way, and who had a part in them.
+
+    training.keep_every = N     state/SEED/train.kept-ROUND         after every N-th round, but for the last
+    trajectory.jsonl            "asked": {ROUND: [CLIENT, …], …}    who was asked to train in which round
+
+A client counts from the first round in which it was asked, whether its update was taken or not. A kept model is
+untouched by some clients only if the trajectory says of every round up to it who was asked, and none of them was. Nor
+may a round have been taken back on the way: that is decided by validation rows, and theirs may be among these.
 """
 
 from __future__ import annotations
@@ -31,21 +40,81 @@ from typing import Any, Literal
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.errors import Halted, UnfedError, UnfedWarning
+from unfed.errors import Halted, UnfedError, UnfedWarning, option
+from unfed.federation.history import History
 from unfed.federation.state import OPTIMISER
-from unfed.folder import kept as kept_models
 from unfed.folder import locks as presence
-from unfed.folder import undo_results
-from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
+from unfed.folder import study_results
+from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at, saved_at
 from unfed.folder.histories import HISTORY, HistoryLog
+from unfed.folder.layout import client_list, names_of
+from unfed.folder.study_results import left_out, read_at
 from unfed.folder.subtraction import Differences
-from unfed.folder.undo_results import left_out, read_at
 from unfed.methods import METHODS
+from unfed.methods.retrain import KEPT
 from unfed.records import Count, parsed, read
 from unfed.requests.book import Book, overlap, owners
 from unfed.requests.entry import Entry, Job, now
 from unfed.requests.reversible import turned_back, way_back
 from unfed.requests.saved_state import SavedState
+
+# --- models that a training kept on its way, and who had a part in them -----------------------------------------------
+
+
+def asked(folder: RunFolder, seed: int) -> dict[int, set[str]]:
+    """Who was asked to train, by the rounds of a training that are recorded."""
+    found: dict[int, set[str]] = {}
+    for line in folder.lines():
+        if (line["seed"], line["request"]) == (seed, None):
+            for round, clients in (line.get("asked") or {}).items():
+                found.setdefault(int(round), set()).update(clients)
+    return found
+
+
+def touched(folder: RunFolder, seed: int, clients: Collection[str]) -> list[Path]:
+    """The kept models in which these clients may have a part.
+
+    These are all of them where it is not known whose rows leave.
+    """
+    kept = folder.kept_states(folder.state_file(Job(seed, None, "train")))
+    clean = _untouched(folder, seed, clients) if kept else {}
+    return [path for round, path in kept.items() if round not in clean]
+
+
+def _untouched(folder: RunFolder, seed: int, clients: Collection[str]) -> dict[int, Path]:
+    """The kept models in which none of these clients has a part, by their rounds."""
+    known, rounds = client_list(folder.path), asked(folder, seed)
+    names = names_of(clients, known.names if known else {})
+    first = next((r for r in range(1, len(rounds) + 2) if r not in rounds or rounds[r] & names), 0)
+    found = {}
+    for round, path in folder.kept_states(folder.state_file(Job(seed, None, "train"))).items():
+        notes = {} if (saved := saved_at(path)) is None else saved.diary.to_json()
+        if clients and round < first and not notes.get("careful") and not notes.get("aside"):
+            found[round] = path
+    return found
+
+
+def before(folder: RunFolder, seed: int, clients: Collection[str]) -> History:
+    """The newest kept model in which none of these clients has a part, and how many rounds made it.
+
+    Raises:
+        UnfedError: No such model is kept.
+    """
+    if not (clean := _untouched(folder, seed, clients)):
+        rounds = sorted(asked(folder, seed).items())
+        took = ((round, min(own)) for round, names in rounds if (own := names & {*clients}))
+        when = next((f": client {name} took part in round {round}" for round, name in took), "")
+        raise UnfedError(
+            f"No kept model is from before those who leave took part{when}; use {option('method', 'retrain')} with"
+            " start = 'fresh'."
+        )
+    round = max(clean)
+    tensors, _ = storage.load(clean[round], "kept model")
+    return History(rounds=round, shared={KEPT: storage.part(tensors)[PARAMS]})
+
+
+# --- which files of a run still carry what a request takes out: models, states, histories, scores ---------------------
+
 
 # --- what left the folder ---------------------------------------------------------------------------------------------
 
@@ -343,8 +412,8 @@ class _Look:
             for kept in self.folder.good_states(self.folder.path / file):
                 what = self._grew(job, "an earlier state of a model")
                 yield self._carrier(kept.relative_to(self.folder.path).as_posix(), what, "state")
-            touched = kept_models.touched(self.folder, self.seed, self.clients) if job.parts[1:] == ("train",) else ()
-            for state in touched:
+            train = job.parts[1:] == ("train",)
+            for state in touched(self.folder, self.seed, self.clients) if train else ():
                 what = "a model that training kept after it had taken part"
                 yield self._carrier(state.relative_to(self.folder.path).as_posix(), what, "state")
             for label, history in saved.histories.items():
@@ -405,14 +474,14 @@ class _Look:
 
     def _studies(self) -> Iterator[Carrier]:
         """What older versions computed from a model with it."""
-        for path in undo_results.study_files(self.folder):
-            jobs = [job for job in undo_results.studied(path) if job.seed == self.seed]
+        for path in study_results.study_files(self.folder):
+            jobs = [job for job in study_results.studied(path) if job.seed == self.seed]
             if any(job.path not in self.clean for job in jobs):
                 what = "numbers computed from a model that carries it"
                 yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")
 
     def _population(self) -> Iterator[Carrier]:
-        """What many models say about its rows, by their numbers (`judged.py`)."""
+        """What many models say about its rows, by their numbers (`study_results.py`)."""
         for name in (self.request, *self.overlapping):
             file = f"population/{name}.json"
             if name and (self.folder.path / file).exists():

@@ -18,12 +18,12 @@ from typing import Any
 from unfed import storage
 from unfed.config.config import Config
 from unfed.errors import UnfedError, typed
-from unfed.folder import carriers, consistency, deny, judged, undo_results
+from unfed.folder import carriers, consistency, deny, study_results
 from unfed.folder.folder import RunFolder, left_out_at, saved_at
 from unfed.folder.histories import HistoryLog
 from unfed.folder.layout import client_list, flower_runs
 from unfed.folder.purge import pending
-from unfed.model.digest import digests, fingerprint
+from unfed.model.params import digests, fingerprint
 from unfed.requests import book as books
 from unfed.requests.entry import SHARED, Entry
 from unfed.requests.saved_state import SavedState
@@ -91,10 +91,10 @@ def _beside(found: Found, folder: RunFolder) -> None:
     The first are probes, studies and judged populations.
     """
     for path in sorted((folder.path / "undo").rglob("*.json")):
-        _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
-    for path in undo_results.study_files(folder):
-        _told(found, lambda path=path: undo_results.studied(path))  # type: ignore[misc]
-    for read in (judged.of_run, carriers.handed):
+        _told(found, lambda path=path: study_results.read_at(path))  # type: ignore[misc]
+    for path in study_results.study_files(folder):
+        _told(found, lambda path=path: study_results.studied(path))  # type: ignore[misc]
+    for read in (study_results.of_run, carriers.handed):
         _told(found, lambda read=read: read(folder))  # type: ignore[misc]
     for own in (client_list, flower_runs, deny.key_in):
         _told(found, lambda own=own: own(folder.path))  # type: ignore[misc]

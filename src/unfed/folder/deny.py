@@ -22,7 +22,7 @@ from unfed.config.config import Config
 from unfed.config.tables import DenyConfig
 from unfed.data import ClientData, Request
 from unfed.data.datasets import stretched
-from unfed.data.deny import KEY_BYTES, recognisable, row_digests
+from unfed.data.scope import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.folder.folder import KEY, RunFolder
 from unfed.folder.layout import client_list, names_of

@@ -7,11 +7,11 @@ One documented, versioned layout, from which every table and report is computed 
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
     state/SEED/JOB.safetensors                 what a job needs to go on
     state/SEED/train.good-ROUND                the last good states before it, until the training has ended
-    state/SEED/train.kept-ROUND                states kept by `training.keep_every` (`kept.py`)
+    state/SEED/train.kept-ROUND                states kept by `training.keep_every` (`carriers.py`)
     state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
-    undo/SEED/JOB.json                         what attacks brought back (`undo_results.py`)
-    population/REQUEST.json                    how sure many models of the same config make it (`judged.py`)
+    undo/SEED/JOB.json                         what attacks brought back (`study_results.py`)
+    population/REQUEST.json                    how sure many models of the same config make it (`study_results.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
     tombstones.json                            what was purged on purpose (`purge.py`)
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)
@@ -44,8 +44,7 @@ from unfed.folder.histories import HistoryLog
 from unfed.folder.layout import Description, ModelHeader, ScoresHeader, described
 from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
-from unfed.model.digest import digests, fingerprint
-from unfed.model.params import Params
+from unfed.model.params import Params, digests, fingerprint
 from unfed.requests import book as books
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job
@@ -65,7 +64,7 @@ Purge = Callable[[History, Collection[str]], History]
 # The groups of a saved state: the params, and those of the best epoch, where that is the model that counts.
 PARAMS = "params"
 BEST = "best"
-PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
+PRUNED = "pruned"  # names the group that is read from the job's model (`purge.py`)
 OVER = "over"  # the requests whose rows scores and probes speak of, in their order
 WITHOUT = "without"  # what scores and probes say: the requests, purged or deleted, whose rows they do not speak of
 

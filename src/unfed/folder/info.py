@@ -20,8 +20,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from unfed.errors import UnfedError, listed
 from unfed.folder.carriers import Carrier
-from unfed.folder.judged import Judged
 from unfed.folder.layout import AskedRequest, Description, Texts, Undoing
+from unfed.folder.study_results import Judged
 from unfed.measures.forgotten import Forgetting
 from unfed.methods import METHODS
 from unfed.records import Count, JsonRecord, Plain

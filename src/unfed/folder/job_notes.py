@@ -12,11 +12,11 @@ from typing import Any
 from unfed import storage
 from unfed.config.config import Config
 from unfed.engines.base import Refusal
-from unfed.federation.ledger import Ledger
 from unfed.federation.robust import Usual
+from unfed.federation.state import Ledger
 from unfed.folder.folder import RunFolder
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
-from unfed.model import digest
+from unfed.model import params as digest
 from unfed.model.params import Params
 from unfed.requests.entry import Job
 from unfed.requests.reversible import ways_back

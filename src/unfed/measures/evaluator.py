@@ -26,8 +26,7 @@ from torch import Tensor
 from unfed.client.scores import Scores, Way, called, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
-from unfed.measures.attacks import try_membership_inference
-from unfed.measures.camouflage import Reactions, reactions
+from unfed.measures.attacks import Reactions, reactions, try_membership_inference
 from unfed.measures.forgotten import Evidence, Losses
 from unfed.measures.metrics import loss_gap
 from unfed.measures.undo.scene import View

@@ -27,8 +27,8 @@ from unfed.errors import UnfedError, listed, nearest
 from unfed.federation.history import FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
+from unfed.model.layers import comes_back, turned_by_partners
 from unfed.model.params import Params, params_of
-from unfed.model.partners import comes_back, turned_by_partners
 from unfed.model.perturb import PERTURBATIONS, Perturbed, perturb
 
 Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
@@ -120,7 +120,7 @@ class Method(ABC):
         The earlier methods are given oldest first. Negating twice is the identity; so are two mirrorings, and turns of
         90 and of 270 degrees. All that methods say that they do (`perturbed`, `drawn`), from one request to this one,
         is tried on numbered entries: what draws never comes back. Some rows that come back are enough, and so is a
-        tensor's partner: a negated scale turns back the negated layer before it (`model/partners.py`).
+        tensor's partner: a negated scale turns back the negated layer before it (`model/layers.py`).
         """
         numbered = {n: torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for n, t in params_of(module).items()}
         found = set[str]()

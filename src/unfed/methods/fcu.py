@@ -28,9 +28,8 @@ from unfed import rng
 from unfed.client.plan import Phase, term
 from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Transfer
 from unfed.federation.protocol import Server
-from unfed.federation.state import State
+from unfed.federation.state import State, Transfer
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.layers import weights_of
 from unfed.model.networks import head_of

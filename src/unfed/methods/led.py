@@ -27,9 +27,8 @@ from unfed import storage
 from unfed.client.plan import term
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Transfer
 from unfed.federation.protocol import Server
-from unfed.federation.state import OPTIMISER, STAGE, State
+from unfed.federation.state import OPTIMISER, STAGE, State, Transfer
 from unfed.methods.base import Method, option, register
 from unfed.methods.not_ import NoT
 from unfed.model.layers import head_tensors

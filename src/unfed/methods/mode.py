@@ -25,9 +25,8 @@ from typing import Any, ClassVar, Literal
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Transfer
 from unfed.federation.protocol import Server
-from unfed.federation.state import State
+from unfed.federation.state import State, Transfer
 from unfed.methods.base import Lineage, Method, option, register
 from unfed.model.params import Params
 

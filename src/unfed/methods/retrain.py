@@ -8,7 +8,7 @@ This is exact unlearning, and what every other method is measured against.
 It draws under its own seed, so it differs from the original training in nothing but the seed and the missing data:
 with D_u = ∅ and the original's seed it reproduces θ* bit for bit. The original training *is* this method on an empty
 scope. Rewound to θ^k it repeats none of the first k rounds, and the schedule goes on at round k + 1.
-`folder/kept.py` finds θ^k by what the training recorded.
+`folder/carriers.py` finds θ^k by what the training recorded.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The remaining clients do that.
     layers: every hidden weight; once a class has left, the head's weight and bias too
 
 The head is where a class is one number: with θ*'s head, raising the bias of the forgotten class brought most of the
-class back (measures/undo/lift.py).
+class back (measures/undo/flip.py).
 
 NoT's negation has a public inverse, a minus sign: whoever has the published model can turn it back, and a second
 request does. Here there is none to apply. The perturbation is a pure function of (params, layers, draw); only the draw

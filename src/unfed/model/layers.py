@@ -14,35 +14,289 @@
 `choose` reads a module. `choose_in` has only names and shapes (a model file): there the kind of a tensor is *judged*,
 and says so, and whatever depends on the order needs the file's `order` metadata, because safetensors sorts tensors by
 alignment and name: the first tensor of a file is hardly ever the first layer.
+
+What a model's tensors are: their kinds, their order, and the names they answer to.
+
+`table_of` asks a module. `table_from` has only names and shapes (a model file), and judges the kinds by them.
+
+Pairs of tensors that turn each other back: where both are negated, the function is as it was.
+
+    γ · norm(C(x))          (−γ) · norm(−C(x))        a layer, and the scale of the normalisation right after it
+    N(tanh(C(x)))           (−N)(tanh(−C(x)))         two layers with an odd activation between them
+    B · A · x               (−B) · (−A) · x           the two halves of a low-rank adapter
+    softmax(Q · Kᵀ) · V     (−Q) · (−K)ᵀ              queries and keys, values and what follows them
+
+Biases that are not negated with them make this nearly so instead of exactly. "After" and "between" are judged by the
+order of definition; attention is PyTorch's own (`nn.MultiheadAttention`).
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import ParametrizationList
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.model.partners import normalised
-from unfed.model.tensor_table import (
-    CONV,
-    DENSE,
-    EMBEDDING,
-    NORM,
-    REPARAMETRISED,
-    WEIGHTS,
-    ListedTensor,
-    TensorTable,
-    adapter_of,
-    table_from,
-    table_of,
-)
+from unfed.model.networks import head_of
+from unfed.model.params import Params
+
+# --- what a model's tensors are: their kinds, their order, and the names they answer to -------------------------------
+
+
+CONV, DENSE, EMBEDDING, NORM, BIAS, OTHER, REPARAMETRISED = (
+    "convolution", "dense", "embedding", "normalisation", "bias", "other", "re-parametrised",
+)  # fmt: skip
+WEIGHTS = (CONV, DENSE, EMBEDDING)
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+_TOKENS = re.compile(r"(^|[._])(pos(ition(al)?)?[._](emb|enc)|wpe\b|(cls|class|dist|mask|register)_(token|embedding))")
+_ADAPTER = re.compile(r"(^|\.)lora_(?:embedding_)?(?P<half>[AB])(?=\.|$)")
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class ListedTensor:
+    """A tensor as it stands in the table."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    index: int | None
+    transposed: bool = False
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """What an address is looked up in.
+
+    It has the tensors in parameter order, other names for them, and what is no parameter.
+    """
+
+    tensors: dict[str, ListedTensor]
+    aliases: dict[str, str] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
+    judged: bool = False
+    ordered: bool = True
+    network: str | None = None
+    """The module's class; unknown where there are only names."""
+    head: frozenset[str] | None = None
+    """What belongs to the head and to nothing else; unknown where there are only names, or no head."""
+
+
+def table_of(module: nn.Module) -> TensorTable:
+    """Parameters in the paper's order; a tied weight counts once and answers to all its names."""
+    modules = dict(module.named_modules())
+    training = any(p.requires_grad for p in module.parameters())
+    tensors: dict[str, ListedTensor] = {}
+    first_name: dict[int, str] = {}
+    for index, (name, parameter) in enumerate(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        kind = _kind(modules[owner], leaf, parameter.ndim)
+        transposed = isinstance(modules[owner], _ConvTransposeNd)
+        still = training and not parameter.requires_grad
+        tensors[name] = ListedTensor(name, tuple(parameter.shape), kind, index, transposed, still)
+        first_name[id(parameter)] = name
+    aliases = {name: first_name[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+    buffers = frozenset(name for name, _ in module.named_buffers(remove_duplicate=False))
+    head = _head_alone(module, aliases)
+    return TensorTable(tensors, aliases, frozenset(modules) - {""}, buffers, network=type(module).__name__, head=head)
+
+
+def _head_alone(module: nn.Module, aliases: Mapping[str, str]) -> frozenset[str] | None:
+    """The tensors that only the head has.
+
+    A weight that it shares with a layer before it is that layer's too.
+    """
+    try:
+        inside = head_of(module) + "."
+    except UnfedError:
+        return None
+    elsewhere = {first for name, first in aliases.items() if not name.startswith(inside)}
+    return frozenset(aliases.values()) - elsewhere
+
+
+def _kind(owner: nn.Module, leaf: str, ndim: int) -> str:
+    """What a parameter is to its module; a layer of an unknown class is judged by its `weight`'s axes."""
+    if isinstance(owner, ParametrizationList):
+        return REPARAMETRISED
+    if "bias" in leaf:
+        return BIAS
+    if ndim == 2 and _ADAPTER.search(leaf):
+        return DENSE
+    if isinstance(owner, _NORMS):
+        return NORM
+    if isinstance(owner, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
+        return DENSE if "weight" in leaf else OTHER
+    if isinstance(owner, _ConvNd | nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
+        if leaf != "weight":
+            return REPARAMETRISED if leaf.startswith("weight_") else OTHER
+        dense_or = EMBEDDING if isinstance(owner, nn.Embedding | nn.EmbeddingBag) else DENSE
+        return CONV if isinstance(owner, _ConvNd) else dense_or
+    if leaf == "weight" and ndim >= 2 and "norm" not in type(owner).__name__.lower():
+        return DENSE if ndim == 2 else CONV
+    return OTHER
+
+
+def table_from(
+    shapes: Mapping[str, tuple[int, ...]], order: Sequence[str] | None, tied: Mapping[str, str]
+) -> TensorTable:
+    """The same from names and shapes; without an order, no tensor has an index."""
+    if order is not None and sorted(order) != sorted(shapes):
+        raise UnfedError(
+            "The file's `order` metadata does not list the tensors it holds, so it was changed after it was written;"
+            " write the file again."
+        )
+    names = list(shapes if order is None else order)
+    buffers = frozenset(name for name in names if name.rpartition(".")[2] in _BUFFERS)
+    counted = [name for name in names if name not in buffers and name not in tied]
+    tensors = {
+        name: ListedTensor(
+            name, tuple(shapes[name]), _judged_kind(name, len(shapes[name])), None if order is None else i
+        )
+        for i, name in enumerate(counted)
+    }
+    aliases = {name: name for name in counted} | dict(tied)
+    parents = frozenset(".".join(parts[:i]) for parts in (n.split(".") for n in names) for i in range(1, len(parts)))
+    return TensorTable(tensors, aliases, parents, buffers, judged=True, ordered=order is not None)
+
+
+def adapter_of(name: str) -> tuple[str, str] | None:
+    """Which low-rank adapter ΔW = B·A a tensor belongs to, and which half of it ("A", "B") it is."""
+    match = _ADAPTER.search(name)
+    return None if match is None else (name[: match.start()] + name[match.end() :], match["half"])
+
+
+def _judged_kind(name: str, ndim: int) -> str:
+    """The kind of a tensor by its name and shape, when there is no module to ask."""
+    lower = name.lower()
+    if "bias" in lower.rpartition(".")[2]:
+        return BIAS
+    if not lower.endswith("weight") or ndim < 2 or _TOKENS.search(lower):
+        return NORM if lower.endswith("weight") and ndim == 1 else OTHER
+    if ndim > 2:
+        return CONV
+    return EMBEDDING if re.search(r"embed|wte|\bemb\b", lower) else DENSE
+
+
+# --- pairs of tensors that turn each other back: where both are negated, the function is as it was --------------------
+
+
+@dataclass(frozen=True)
+class PartnerPart:
+    """One tensor, or rows [a, b) of one tensor."""
+
+    name: str
+    rows: tuple[int, int] | None = None
+
+
+def partners(module: nn.Module) -> Iterator[tuple[PartnerPart, PartnerPart]]:
+    """Every such pair of a module."""
+    known = table_of(module).aliases
+
+    def part(layer: str, leaf: str, rows: tuple[int, int] | None = None) -> PartnerPart:
+        return PartnerPart(known[f"{layer}.{leaf}".lstrip(".")], rows)
+
+    for layer, _, norm, _ in normalised(module):
+        yield part(layer, "weight"), part(norm, "weight")
+    yield from ((part(one, "weight"), part(other, "weight")) for one, other in _with_odd_between(module))
+    halves: dict[str, dict[str, str]] = {}
+    for name in known.values():
+        if (found := adapter_of(name)) is not None:
+            halves.setdefault(found[0], {})[found[1]] = name
+    yield from ((PartnerPart(both["A"]), PartnerPart(both["B"])) for both in halves.values() if len(both) == 2)
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.MultiheadAttention):
+            width = layer.embed_dim
+            if layer.in_proj_weight is not None:
+                query, key, value = (part(name, "in_proj_weight", (i * width, (i + 1) * width)) for i in range(3))
+            else:
+                query, key, value = (part(name, f"{which}_proj_weight") for which in "qkv")
+            yield query, key
+            yield value, part(name, "out_proj.weight")
+
+
+def comes_back(was: Tensor, first: Tensor, before: Tensor, after: Tensor) -> bool:
+    """Whether some rows that the first request moved are what they were, by what was done last."""
+    was, first, before, after = (t.reshape(t.shape[0] if t.dim() else 1, -1) for t in (was, first, before, after))
+    back = (first != was).any(1) & (before != after).any(1) & (after == was).all(1)
+    return bool(back.any())
+
+
+def turned_by_partners(module: nn.Module, was: Params, before: Params, after: Params) -> set[str]:
+    """The negated tensors whose partners were negated last."""
+
+    def negated(params: Params, part: PartnerPart) -> bool:
+        old, new = (t[part.name][slice(*part.rows or (None,))] for t in (was, params))
+        return bool((new == -old).reshape(old.shape[0], -1).all(1).any())
+
+    found = set[str]()
+    for one, other in partners(module):
+        for ours, theirs in ((one, other), (other, one)):
+            stays = negated(before, ours) and negated(after, ours)
+            if stays and negated(after, theirs) and not negated(before, theirs):
+                found.add(ours.name)
+    return found
+
+
+def normalised(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """Every layer that is followed by a normalisation with a scale: name and module of both."""
+    leaves = [(name, part) for name, part in module.named_modules() if next(part.children(), None) is None]
+    for (layer, affine), (norm, scale) in pairwise(leaves):
+        if _normalises(scale, affine):
+            yield layer, affine, norm, scale
+
+
+def _with_odd_between(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Every two layers with an odd activation between them, and nothing that is not odd.
+
+    An activation that only `forward` calls is not seen, so one must be there: else a ReLU may be where nothing is.
+    """
+    before, odd = "", False
+    for name, part in module.named_modules():
+        if isinstance(part, _ConvNd | nn.Linear):
+            if before and odd:
+                yield before, name
+            before, odd = name, False
+        elif isinstance(part, _ODD):
+            odd = True
+        elif next(part.children(), None) is None and not isinstance(part, _PASSING):
+            before, odd = "", False
+
+
+_ODD = (nn.Tanh, nn.Hardtanh, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink)
+# What hands a sign on: nothing, linear maps, and normalisations up to their bias.
+_LINEAR = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_PASSING = (*_LINEAR, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
+    """Whether `norm` has a scale and as many channels as `layer` puts out."""
+    if getattr(norm, "weight", None) is None:
+        return False
+    if isinstance(layer, _ConvNd):
+        width, axis = layer.out_channels, 0
+    elif isinstance(layer, nn.Linear):
+        width, axis = layer.out_features, -1
+    else:
+        return False
+    if isinstance(norm, _NormBase):
+        return norm.num_features == width
+    if isinstance(norm, nn.GroupNorm):
+        return norm.num_channels == width
+    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.normalized_shape[axis] == width
+
+
+# --- addressing tensors: which ones are L_neg? ------------------------------------------------------------------------
+
 
 PAPERS_LAST = 150
 _SETS = {"conv": CONV, "dense": DENSE, "embedding": EMBEDDING, "norm": NORM}

@@ -35,7 +35,7 @@ from unfed.errors import UnfedError
 from unfed.folder.folder import digests_at
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
-from unfed.model.digest import fingerprint
+from unfed.model.params import fingerprint
 from unfed.records import Count, JsonRecord, Number, Plain
 from unfed.runs.run import Run
 from unfed.studies import same_training

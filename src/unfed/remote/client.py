@@ -19,28 +19,270 @@ What a client lets be done with its data: its own node config decides, not the s
                   samples      also answer with the loss of single rows (for membership inference)
 
 `all` means the retained rows and those to be forgotten, so it counts as `forget` where the client holds any of these.
+
+What a node holds: its rows, and the model it is asked to train on them.
+
+    partition-id=0                     a part of a data set that is dealt to the nodes (trying out)
+    client="north" data-root="/data"   a whole data set that lies here (the experiment's, or data=…)
+    loader="mine.data:load"            what your own function returns: (x, y), or a map-style data set
+
+The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
+A model or data set from a user's `package.module:factory` is made only where the node config names the same factory,
+and of what the server says nothing is read but the keys in `KEYS` and the tables in `WHOLE`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from unfed import plugins
+from unfed import plugins, rng
 from unfed.client.plan import Measure, Plan
 from unfed.client.scores import measure, score
 from unfed.client.step import visit
-from unfed.data import ClientData
+from unfed.config.config import Config, Seeds
+from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, keep_out, split
+from unfed.data.scope import own_marks
+from unfed.engines.choice import fixed_library
 from unfed.errors import UnfedError, listed, nearest
 from unfed.model.functional import Template
-from unfed.model.params import Params, check_like
+from unfed.model.params import Params, cast, check_like
 from unfed.remote import messages
 from unfed.remote.messages import KINDS, NAMED_BY, Answer, Ask, answer
-from unfed.remote.node_data import Node, NodeData, node_data_of, on, own_code, own_name
+from unfed.runs.simulated import HALVES, Network, data_set, deal, pick_device
+from unfed.runs.world import DTYPES
+
+# --- what a node holds: its rows, and the model it is asked to train on them ------------------------------------------
+
+
+Node = Mapping[str, Any]
+"""A node config: what the one who runs a node wrote."""
+
+
+DATA = ("name", "train_size", "test_size", "flip", "pad_crop", "resize", "crop")
+KEYS: Mapping[str, Sequence[str]] = {"data": DATA, "model": ("name", "options"), "engine": ("precision",)}
+WHOLE = ("partition", "poison", "seeds")
+"""The keys of an experiment that a node must know: some of these tables, and all of those. No method is among them."""
+
+
+def own_code(node: Node) -> frozenset[str]:
+    """The code that a node's own config names, and so allows here: its model, data set and loader."""
+    return frozenset(str(node[key]) for key in ("model", "data", "loader") if key in node)
+
+
+def describe(
+    config: Config,
+    seed: int,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    threads: int | None = None,
+) -> str:
+    """The experiment as nodes must know it: no request, no path of the server's."""
+    parts = _needed(config.to_json())
+    facts = {"config": parts, "seed": seed, "shape": None if shape is None else list(shape), "classes": classes}
+    return json.dumps(facts | {"threads": threads}, sort_keys=True)
+
+
+def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment's config without what is none of a node's business."""
+    some = {table: {key: config[table][key] for key in keys} for table, keys in KEYS.items()}
+    # Of a deny list the classes alone: names of other clients are nobody's business.
+    classes = dict(config.get("deny") or {}).get("classes")
+    denied = {"deny": {"classes": classes}} if classes else {}
+    return some | {table: config[table] for table in WHOLE} | denied
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What a server says of the experiment; whatever else it says is not read."""
+    try:
+        facts = json.loads(text)
+        return {
+            **{key: facts[key] for key in ("seed", "shape", "classes", "threads")},
+            "config": _needed(facts["config"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnfedError(f"What the server says of the experiment cannot be read ({error!r}).") from error
+
+
+def own_name(node: Node) -> str:
+    """What a node calls itself, by the first of `NAMED_BY` in its config; empty if it does not say."""
+    return str(next((node[key] for key in NAMED_BY if key in node), ""))
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """A client with its data, and the model once the server has said what it is."""
+
+    data: ClientData
+    seeds: Seeds
+    make: Callable[[], Template]
+    """Its template."""
+    fresh: Callable[[int], Params]
+    """A new initialisation, as a function of a seed."""
+
+    def scoped(self, scope: tuple[Request, ...], gone: tuple[Request, ...]) -> ClientData:
+        """The client with these requests marked; of what is gone, no training row is left."""
+        seed = self.seeds.partition
+        marked = replace(self.data, forget=own_marks(self.data, scope, seed))
+        if not gone:
+            return marked
+        before = own_marks(self.data, gone, seed)
+        return replace(marked, train=marked.train[~before[marked.train]])
+
+
+def node_data_of(text: str, node: Node, client: str) -> NodeData:
+    """The shard that a node config describes, for an experiment; kept while the process lives."""
+    parts, own = _read(text)["config"], not _is_dealt(node) and bool({"data", "loader"} & node.keys())
+    for what in ("model",) if own else ("model", "data"):
+        name = str(parts[what]["name"])
+        if plugins.looks_like_code(name) and node.get(what) != name:
+            raise UnfedError(
+                f"The server asks for the {what} {name!r}, which runs code of that module; allow it here by"
+                f' {what}="{name}" in the node config.'
+            )
+    key = tuple(sorted((name, str(value)) for name, value in node.items()))
+    return _node_data(text, key, client)
+
+
+@lru_cache(maxsize=64)
+def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> NodeData:
+    node, facts = dict(key), _read(text)
+    device = node.get("device", "auto")
+    if facts["threads"] is not None:
+        torch.set_num_threads(facts["threads"])
+    fixed_library(pick_device(device), HALVES.get(facts["config"]["engine"]["precision"]))
+    if _is_dealt(node):
+        dealt = _dealt(_without_shape(facts), node.get("data-root"), device)
+        data = replace(_partition(dealt.clients, node), name=client)
+        _check(data.source, facts)
+        return NodeData(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
+    config = _config(facts, node.get("data-root"), device, train_size=None)  # what lies here is taken whole
+    seeds, where = Seeds.of(config, facts["seed"]), pick_device(device)
+    source = _own_source(config, node, seeds, where)
+    _check(source, facts)
+    rows = torch.arange(len(source))
+    train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
+    (data,) = keep_out([ClientData(client, source, rows, train, val)], config.deny.listed())
+    return NodeData(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
+
+
+def _is_dealt(node: Node) -> bool:
+    """Whether it plays one part of a data set that every node has."""
+    return "partition-id" in node and "loader" not in node
+
+
+def _without_shape(facts: dict[str, Any]) -> str:
+    """Before and after the shape is known, the experiment's data is the same."""
+    return json.dumps({**facts, "shape": None, "classes": None, "threads": None}, sort_keys=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Dealt:
+    """The whole federation, of which a node plays one part.
+
+    It is only for trying out, where the data set is everywhere.
+
+    A client's process starts anew for every message, so nothing is made here that a client does not need.
+    """
+
+    clients: tuple[ClientData, ...]
+    seeds: Seeds
+    network: Network
+    template: Template
+
+
+@lru_cache(maxsize=2)
+def _dealt(text: str, root: str | None, device: str) -> _Dealt:
+    facts = _read(text)
+    config, where = _config(facts, root, device), pick_device(device)
+    seeds = Seeds.of(config, facts["seed"])
+    dataset = data_set(config, seeds, where)
+    network = Network(config, dataset.train.shape, dataset.train.classes, where, dataset.train.inputs)
+    return _Dealt(deal(config, seeds, dataset).clients, seeds, network, network.template())
+
+
+def _config(facts: Mapping[str, Any], root: str | None, device: str, **own: Any) -> Config:
+    parts = dict(facts["config"])
+    parts["data"] = {**parts["data"], "root": root, **own}
+    parts["engine"] = {**parts["engine"], "name": "sequential"}
+    return Config.kept({**parts, "seed": facts["seed"], "device": device})
+
+
+def _partition(clients: Sequence[ClientData], node: Mapping[str, str]) -> ClientData:
+    count, number = len(clients), node["partition-id"]
+    if node.get("num-partitions", str(count)) != str(count):
+        raise UnfedError(
+            f"This node counts {node['num-partitions']} partitions, the experiment {count}; make them agree."
+        )
+    if not number.isdigit() or int(number) >= count:
+        raise UnfedError(f"The node config has partition-id={number}; it must be one of 0 to {count - 1}.")
+    return clients[int(number)]
+
+
+def _own_source(config: Config, node: Mapping[str, str], seeds: Seeds, device: torch.device) -> Source:
+    if "loader" in node:
+        return _loaded(node["loader"], node, device, DTYPES[config.engine.precision])
+    return data_set(config, seeds, device, node.get("data")).train
+
+
+def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Source:
+    """What the user's function returns, as a source."""
+    loader = plugins.load(path, "loader", "loader", callable, "a function of the node config")
+    found = plugins.call(loader, path, "loader", dict(node))
+    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found):
+        return TensorSource(found[0].to(device), found[1].to(device), dtype=dtype)
+    if hasattr(found, "fetch"):
+        source: Source = found
+        return source
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        return DatasetSource(found, dtype=dtype, device=device, warn=False)
+    raise UnfedError(
+        f"The loader {path!r} returned a {type(found).__name__}; return a pair of tensors (x, y), or a map-style data"
+        " set."
+    )
+
+
+def _check(source: Source, facts: Mapping[str, Any]) -> None:
+    """Refuse, before any training, a federation whose images or classes are not these."""
+    if facts["shape"] is not None and tuple(facts["shape"]) != tuple(source.shape):
+        raise UnfedError(
+            f"its samples have the shape {tuple(source.shape)}, the federation's {tuple(facts['shape'])}; give it the"
+            " federation's data"
+        )
+    if facts["classes"] is not None and source.classes > facts["classes"]:
+        raise UnfedError(f"it holds {source.classes} classes, the federation's model tells {facts['classes']} apart")
+
+
+@lru_cache(maxsize=2)
+def _template(text: str, device: str) -> Template:
+    return _network(text, device).template()
+
+
+def _fresh(text: str, device: str, seed: int) -> Params:
+    return _network(text, device).fresh(seed)
+
+
+def _network(text: str, device: str) -> Network:
+    facts = _read(text)
+    if facts["shape"] is None or facts["classes"] is None:
+        raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")
+    return Network(_config(facts, None, device), tuple(facts["shape"]), facts["classes"], pick_device(device))
+
+
+def on(params: Params, like: Params) -> Params:
+    """Received tensors, on the device and in the type of the template."""
+    some = next(t for t in like.values() if t.is_floating_point())
+    return cast(params, some.dtype, some.device)
+
+
+# --- the client: it holds its own rows and decides itself what it accepts ---------------------------------------------
 
 
 def allowed(node: Mapping[str, Any]) -> frozenset[str]:

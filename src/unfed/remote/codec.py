@@ -17,8 +17,7 @@ import safetensors
 import safetensors.torch
 
 from unfed.model.params import Params
-from unfed.remote.messages import Answer, Ask, Reply
-from unfed.remote.replies import Failure, Packed, Unreadable, attempt, said
+from unfed.remote.messages import Answer, Ask, Failure, Packed, Reply, Unreadable, attempt, said
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"unf1"

@@ -30,22 +30,29 @@ from unfed.data import ClientData, Request
 from unfed.data.scope import VIEWS, View
 from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
 from unfed.model.params import Params, tensor_bytes
-from unfed.remote.messages import MEASURE, SCORES, TRAIN, Ask, Reply, context_names, own_part, seeds_of
-from unfed.remote.nodes import Directory
-from unfed.remote.replies import (
+from unfed.remote.messages import (
+    MEASURE,
     MOST_ROWS,
+    SCORES,
+    TRAIN,
+    Ask,
     Exceeds,
     Failure,
     Packed,
+    Reply,
     Unreadable,
     attempt,
+    context_names,
     count,
     declared,
     finite,
+    own_part,
     said,
+    seeds_of,
     tensors,
     unpacked,
 )
+from unfed.remote.nodes import Directory
 
 
 @dataclass(frozen=True)

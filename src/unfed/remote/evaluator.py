@@ -28,16 +28,14 @@ from unfed.client.plan import Measure
 from unfed.client.scores import Scores
 from unfed.data import Request
 from unfed.data.scope import View
-from unfed.measures.camouflage import Reactions
+from unfed.measures.attacks import Reactions
 from unfed.measures.evaluator import PURGED, Again, Evaluation, HeldOut, Yardstick, sample_columns, too_few
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
-from unfed.model.digest import digests, fingerprint
-from unfed.model.params import Params
+from unfed.model.params import Params, digests, fingerprint
 from unfed.remote.engine import Remote
-from unfed.remote.messages import own_part
-from unfed.remote.population import Nodes, ScopedClients
-from unfed.remote.replies import Failure
+from unfed.remote.messages import Failure, own_part
+from unfed.remote.nodes import Nodes, ScopedClients
 from unfed.values import Value, not_measured
 
 NO_TEST = not_measured("the server holds no test data")

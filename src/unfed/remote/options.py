@@ -20,8 +20,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from unfed.config.config import Config, presets
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
+from unfed.remote.messages import MOST_ROWS
 from unfed.remote.nodes import parse_bound
-from unfed.remote.replies import MOST_ROWS
 from unfed.runs.description import request_id
 
 MODES = ("train", "unlearn", "both")

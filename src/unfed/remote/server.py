@@ -6,38 +6,246 @@ It saves every round and goes on after a crash.
     mode = "train"      wait for nodes ─► train θ*
     mode = "unlearn"    an existing run folder, or a checkpoint ─► one method on the request, until recovered
     resume-from = DIR   whatever is not done yet in a run folder; NoT is not negated twice
+
+A run folder whose clients are elsewhere: the same layout, the same jobs, another world.
+
+Beside the documented files it holds `clients.json`: everybody who took part, in the order in which answers are
+averaged, what each holds (so that one which is away when a run is resumed is still known), and every name it went by.
+
+The world of a server whose clients are elsewhere.
+
+Methods and jobs see the same world as in a simulation; the only difference is that a client's outline cannot be read
+(`nodes.py`), that plans travel (`engine.py`) and that models are scored by those who hold the rows
+(`evaluator.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unfed import plugins
-from unfed.config.config import Config
-from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
+from unfed import plugins, storage
+from unfed.config.config import Config, Seeds
+from unfed.data import ClientData, Dataset, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError, in_a_run_config
+from unfed.folder import deny
 from unfed.folder.folder import RunFolder
-from unfed.remote.node_data import describe
-from unfed.remote.nodes import Directory
+from unfed.folder.layout import client_list
+from unfed.methods import Method, State
+from unfed.model.functional import forward_flops
+from unfed.model.params import cast, check_like
+from unfed.remote.client import describe
+from unfed.remote.engine import Remote
+from unfed.remote.evaluator import Memory, RemoteEvaluator
+from unfed.remote.nodes import Census, Directory, KnownClients, Nodes, ScopedClients, meet
 from unfed.remote.options import CALLED, Options
-from unfed.remote.population import KnownClients
-from unfed.remote.runs import Maker, adopt, begun, reopened, serve, settled
 from unfed.remote.transport import Messenger, Speech, Transport
-from unfed.remote.world import Holdings, nodes_of, remote_world
 from unfed.requests.entry import Job
-from unfed.runs import trust_log
-from unfed.runs.progress import QuietWatch
+from unfed.runs import record
+from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.run import Run
-from unfed.runs.simulated import pick_device
+from unfed.runs.simulated import Network, data_set, pick_device, small_step
 from unfed.runs.world import DTYPES, World
 from unfed.values import is_measured
+
+# --- the world of a server whose clients are elsewhere ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """What the server itself holds: nothing, unless it is told to."""
+
+    dataset: Dataset | None = None
+    """Its own data set; only the test part is ever read."""
+    public: ClientData | None = None
+    """Unlabelled data; clients' rows cannot stand in for it here."""
+    loads: bool = False
+    """Whether it loads the data set that the config names."""
+
+
+def remote_world(
+    config: Config, seed: int, directory: Directory, server: Holdings | None = None, past: KnownClients | None = None
+) -> World:
+    """The world as a server can know it, over the nodes that a directory knows."""
+    if config.setting == "central":
+        raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
+    server, past = server or Holdings(), past or KnownClients()
+    device, seeds = pick_device(config.device), Seeds.of(config, seed)
+    dataset = server.dataset or (data_set(config, seeds, device) if server.loads else None)
+    own = None if dataset is None else (tuple(dataset.train.shape), dataset.train.classes)
+    meeting = meet(directory, describe(config, seed), past, own)
+    network = Network(config, meeting.shape, meeting.classes, device)
+    template = network.template()
+    initial, checkpoint = network.initial(template, seeds.training, needed=not past.order)
+    flops = forward_flops(template)
+    threads = config.engine.threads or (1 if small_step(config.training.batch, flops) else None)
+    shard = describe(config, seed, meeting.shape, meeting.classes, threads)
+    nodes = Nodes(directory, shard, meeting, past.note)
+    return World(
+        config=config,
+        seed=seed,
+        holders=nodes,
+        template=template,
+        device=device,
+        forward_flops=flops,
+        fresh=network.fresh,
+        initial=initial,
+        checkpoint=checkpoint,
+        held_out=None if dataset is None else dataset.test,
+        loaded=dataset,
+        public=lambda clients: server.public,
+        engines=_engine,
+        evaluators=partial(_evaluator, Memory()),
+    )
+
+
+def nodes_of(world: World) -> Nodes:
+    """The clients of a world that is elsewhere."""
+    assert isinstance(world.holders, Nodes)
+    return world.holders
+
+
+def _engine(world: World, clients: Mapping[str, ClientData]) -> Remote:
+    nodes, like = nodes_of(world), world.template.like
+    if isinstance(clients, ScopedClients):
+        known = {name: count for name, count in clients.dropped.items() if nodes.present(name)}
+        return Remote(nodes.directory, nodes.shard, like, clients.requests, clients.gone, known, clients)
+    return Remote(nodes.directory, nodes.shard, like, clients=clients)
+
+
+def _evaluator(memory: Memory, world: World, requests: Sequence[Request]) -> RemoteEvaluator:
+    roster = nodes_of(world).scoped(requests)
+    return RemoteEvaluator(world.yardstick, nodes_of(world), roster, _engine(world, roster), memory)
+
+
+# --- A run folder whose clients are elsewhere: the same layout, the same jobs, another world --------------------------
+
+
+Maker = Callable[[Config, int, KnownClients], World]
+"""(config, seed, what is known of the clients from before) -> the world over the nodes that are connected."""
+
+
+def reopened(folder: RunFolder, make: Maker) -> Run:
+    """A run folder whose clients a server can reach."""
+    return Run(folder, partial(_build, make))
+
+
+def begun(config: Config, folder: str | Path, make: Maker) -> Run:
+    """A new folder, once the nodes that are there were found to be able to do what is asked."""
+    where, config = RunFolder(folder), deny.imported(config)
+    if config.deny.rows:
+        raise UnfedError(
+            f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, and rows that lie at nodes"
+            " cannot be recognised here; write the clients that must stay out into a file, one per line, and name that."
+        )
+    world = make(config, config.seed_list[0], KnownClients(note=partial(_note, where)))
+    requests = config.requests()
+    for i in range(len(requests)):
+        for label in config.methods.run:
+            able(world, label, config.method(label), requests[: i + 1])
+    run = Run.create(config, folder, world, partial(_build, make))
+    _note(where, nodes_of(world).past)
+    return run
+
+
+def _build(make: Maker, folder: RunFolder, config: Config, seed: int) -> World:
+    world = make(config, seed, _past(folder))
+    _note(folder, nodes_of(world).past)
+    return world
+
+
+# --- who took part ----------------------------------------------------------------------------------------------------
+
+
+def _past(folder: RunFolder) -> KnownClients:
+    """Who took part so far, in their order, and what they hold."""
+    raw, note = client_list(folder.path), partial(_note, folder)
+    if raw is None:
+        return KnownClients(folder.description().clients, note=note)
+    held = {name: Census.from_json(held.to_json()) for name, held in raw.held.items()}
+    return KnownClients(raw.order, held, raw.names, note)
+
+
+def _note(folder: RunFolder, past: KnownClients) -> None:
+    """Write down who takes part, now and whenever somebody joins.
+
+    It is written before the round in which a client is first asked.
+
+    A run that is resumed from the round before therefore asks the same clients in the same order.
+    """
+    before = _past(folder)
+    held = {name: census.to_json() for name, census in {**before.held, **past.held}.items()}
+    names = {name: sorted({*before.names.get(name, ()), *own}) for name, own in past.names.items()}
+    storage.write_json(folder.path / "clients.json", {"order": list(past.order), "held": held, "names": names})
+
+
+# --- an existing model ------------------------------------------------------------------------------------------------
+
+
+def adopt(run: Run, file: str | Path) -> None:
+    """Take a model file as θ*: the training counts as done, and nothing is known of the way to it."""
+    model = run.config.model
+    for seed in run.config.seed_list:
+        job, world = run.training_job(seed), run.world(seed)
+        if run.folder.finished(job):
+            continue
+        params, _ = storage.load(Path(file), "model")
+        check_like(params, world.template.like, f"The model {file}")
+        params = cast({name: params[name] for name in world.template.like}, world.dtype, world.device)
+        about = {"seed": job.seed, "label": job.label, "round": 0, "source": str(file)}
+        run.folder.save_model(job, params, {**about, "architecture": model.name, "options": model.options})
+        numbers = {"offset": run.folder.length(), "finished": "adopted", "rounds": 0}
+        run.folder.save_state(job, State(params, done=True), numbers)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> None:
+    """Take somebody out of the model in force; the same request twice does nothing."""
+    known = {entry.request.id: entry.request for entry in run.folder.book().entries}
+    if request.id in known:  # whether the leaver was there is a matter of the day it was first asked
+        request = replace(request, deleted=known[request.id].deleted)
+    world = run.world(run.one_seed(None))
+    able(world, method, run.config.method(method), [*run.queue.book.besides(world.seed, [request.id]), request])
+    outcome = run.forget(request, method, until, watch=watch)
+    if outcome.status == "queued":
+        raise UnfedError(f"Another server is at work in {run.folder.path}; stop it, or wait for it.")
+
+
+def settled(nodes: Nodes, request: Request) -> Request:
+    """The request, as `deleted` where its leaver is not connected any more.
+
+    Who is gone cannot be asked for anything.
+    """
+    absent = [name for name in request.clients if not nodes.directory.nodes(name) and nodes.knows(name)]
+    return replace(request, deleted=True) if absent else request
+
+
+def able(world: World, label: str, method: Method, requests: Sequence[Request]) -> None:
+    """Refuse, before any work starts, a method that asks for what these nodes or this server do not give."""
+    if "public" in method.needs and world.public({}) is None:
+        raise UnfedError(
+            f'{label} needs unlabelled data at the server; name it with public="package.module:function", or use not.'
+        )
+    if "forget" not in method.needs or requests[-1].deleted:
+        return
+    for name, client in world.scoped(requests, gone=requests[:-1]).items():
+        if len(client.view("forget")) and not nodes_of(world).allows(name, "forget"):
+            raise UnfedError(
+                f"{label} works on the rows that are to be forgotten, but client {name} does not allow that; set"
+                ' allow="forget" in its node config, or use not, ft or retrain.'
+            )
+
+
+# --- the server: whatever carries the messages, it trains, unlearns and evaluates what can be -------------------------
 
 
 def run(
@@ -84,7 +292,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         _begin_log(opened, options)
         if not options.request_id:
             asked = {"clients": request.clients, "classes": request.classes, "samples": request.samples}
-            request = replace(request, id=trust_log.request_name(opened.folder, asked))
+            request = replace(request, id=record.request_name(opened.folder, asked))
         running()
         _unlearn(opened, options, request, watch)
         return opened
@@ -106,7 +314,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
 def _begin_log(run: Run, options: Options) -> None:
     """Where an operator is named: rounds and requests are logged from here on."""
     if options.operator:
-        trust_log.begin_log(run.folder.path, Path(options.operator))
+        record.begin_log(run.folder.path, Path(options.operator))
 
 
 def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:

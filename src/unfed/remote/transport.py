@@ -15,8 +15,7 @@ from typing import Protocol
 from unfed.engines.base import Traffic
 from unfed.errors import UnfedError
 from unfed.model.params import tensor_bytes
-from unfed.remote.messages import Ask, Reply
-from unfed.remote.replies import Failure, attempt, said
+from unfed.remote.messages import Ask, Failure, Reply, attempt, said
 
 __all__ = ["Connected", "Delivery", "Failure", "Messenger", "Replies", "Speech", "Transport"]
 

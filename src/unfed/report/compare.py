@@ -17,7 +17,7 @@ from typing import Any
 from unfed.errors import UnfedError, listed
 from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures.trajectory import Line
-from unfed.report import figures, html, ranking, tables
+from unfed.report import figures, html, tables
 from unfed.report.rules import RULES, Row, asked, named, rows, trajectories
 from unfed.report.sentences import NOT_PROOF, first_sentence, headline, not_taken_out, subject_text, unfinished
 from unfed.report.tables import name_of
@@ -186,7 +186,7 @@ def _shortcomings(runs: Sequence[Compared], rule: str) -> list[str]:
         found = run.rows(rule)
         for request in dict.fromkeys(row.request for row in found):
             own = [row for row in found if row.request == request]
-            said += [f"{run.label(request)}: {sentence}" for sentence in ranking.shortcomings(own)]
+            said += [f"{run.label(request)}: {sentence}" for sentence in tables.shortcomings(own)]
     return said
 
 

@@ -23,8 +23,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.errors import UnfedError, listed, nearest
 from unfed.folder.info import RunInfo
-from unfed.folder.judged import Attacked, Judged
 from unfed.folder.layout import Undoing
+from unfed.folder.study_results import Attacked, Judged
 from unfed.measures.metrics import mean_std, reading
 from unfed.measures.population.attacks import ATTACKS
 from unfed.measures.trajectory import Line

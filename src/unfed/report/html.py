@@ -7,6 +7,14 @@
 The page is self-contained and inert: no script, no network (its own policy forbids both), every string of the run
 escaped. It is a pure function of the run, so the same run gives the same page. What is not measured says so, and a
 run that is not finished shows what there is. Its sentences stand in the templates beside this file.
+
+For the officer: what was asked, what was done, who took part, what is still there.
+
+    RunInfo.jobs         SHA-256 of the model that went in, of what the method changed at the start, of what came out
+    lines[*]["asked"]    who was asked in each round
+    RunInfo.influence    the files in the run folder that still carry what was taken out
+
+The sentences stand in `officer.html.j2`. What the run did not write down is said to be missing.
 """
 
 from __future__ import annotations
@@ -22,20 +30,157 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.folder.info import RequestInfo, RunInfo
-from unfed.folder.judged import Judged
+from unfed.folder.info import JobInfo, RequestInfo, RunInfo
+from unfed.folder.study_results import Judged
 from unfed.measures.metrics import Spread
-from unfed.measures.trajectory import Line
-from unfed.model.digest import fingerprint, listing
-from unfed.report import app_section, figures, how_sure, ranking, sentences, tables, undo, wording
+from unfed.measures.trajectory import Line, RefusedUpdate
+from unfed.model.params import fingerprint, listing
+from unfed.report import figures, sections, sentences, tables, undo, wording
+from unfed.report import tables as ranking
 from unfed.report.drawing import SERIES, Picture
-from unfed.report.officer import OfficerPart, officer_part, refusals
+from unfed.report.figures import BySeed
 from unfed.report.rules import RULES, Row, asked, named, rows, trajectories
-from unfed.report.sentences import headline, method_row, not_taken_out, subject_text
+from unfed.report.sentences import earlier_words, headline, method_row, not_taken_out, subject_text
 from unfed.report.tables import Cell, name_of
 from unfed.report.undo import UndoSection
-from unfed.report.wording import FEDERATED, Wording, words_of
+from unfed.report.wording import FEDERATED, Wording, span_text, words_of
 from unfed.values import is_measured
+
+# --- for the officer: what was asked, what was done, who took part, what is still there -------------------------------
+
+
+CELLS = 48  # of a strip; more rounds share a cell
+
+
+@dataclass(frozen=True)
+class AskedClient:
+    """A client's line in the table of rounds."""
+
+    name: str
+    leaver: bool
+    rounds: list[int]
+    cells: list[float]
+    """The share of the rounds of each cell in which it was asked."""
+
+    @property
+    def text(self) -> str:
+        return span_text(self.rounds) if self.rounds else "never"
+
+
+@dataclass(frozen=True)
+class RefusedLine:
+    """An update that was not averaged, and whose it was."""
+
+    method: str
+    seed: int
+    update: RefusedUpdate
+
+
+@dataclass(frozen=True)
+class OfficerPart:
+    """What the officer's part shows of one request."""
+
+    request: RequestInfo
+    method: str
+    """The title of the method that served, or of the one that the first sentence speaks of."""
+    seed: int | None
+    """The repetition that is shown, where there are several."""
+    job: JobInfo | None
+    models: list[JobInfo]
+    """Every model that the request left."""
+    begun: bool
+    earlier: list[tuple[str, str]]
+    rounds: list[int]
+    """The rounds in which any client was asked."""
+    clients: list[AskedClient]
+    refused: list[RefusedLine]
+    carriers: list[tuple[str, str]] | None
+    """(file, what it is) of everything that still carries what was taken out; None where that is not known."""
+
+
+def officer_part(
+    run: RunInfo, request: RequestInfo, found: Sequence[Row], methods: Mapping[str, BySeed]
+) -> OfficerPart:
+    """Everything the officer's part shows of one request."""
+    jobs = [job for job in run.jobs if job.request == request.id]
+    method = _method(request, found, jobs)
+    job = next((job for job in jobs if job.method == method), None)
+    seed = job.seed if job else min(methods.get(method, {0: []}))
+    lines, before = methods.get(method, {}).get(seed, []), methods.get("before", {}).get(seed, [])
+    leavers = request.clients if request.kind == "client" else ()
+    asked: dict[str, list[int]] = {client: [] for client in (*leavers, *run.clients)}
+    for line in lines:
+        for t, clients in line.get("asked", {}).items():
+            for client in clients:
+                asked.setdefault(client, []).append(int(t))
+    rounds = sorted({t for own in asked.values() for t in own})
+    return OfficerPart(
+        request=request,
+        method=name_of(method) if method else "",
+        seed=seed if len({job.seed for job in jobs}) > 1 else None,
+        job=job,
+        models=[job for job in jobs if job.came_out],
+        begun=bool(lines),
+        earlier=earlier_words(request, before[-1] if before else None, lines[-1] if lines else None),
+        rounds=rounds,
+        clients=[
+            AskedClient(client, client in leavers, asked[client], _cells(asked[client], rounds))
+            for client in sorted(asked, key=lambda client: client not in leavers)
+        ],
+        refused=refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
+        carriers=_carriers(run, request),
+    )
+
+
+def _method(request: RequestInfo, found: Sequence[Row], jobs: Sequence[JobInfo]) -> str:
+    """The method that served the request; in a comparison, the one that the first sentence speaks of."""
+    row = headline(found, request)
+    if request.method or row is not None:
+        return request.method or (row.method if row else "")
+    waiting = sorted((job.method for job in jobs if job.method != "retrain"), key=lambda method: method != "not")
+    return waiting[0] if waiting else ""
+
+
+def _cells(asked: Sequence[int], rounds: Sequence[int]) -> list[float]:
+    """The shares of a client's strip: one round per cell as long as they fit."""
+    if not rounds:
+        return []
+    first, count = rounds[0], rounds[-1] - rounds[0] + 1
+    cells, shares = min(count, CELLS), []
+    for cell in range(cells):
+        span = range(first + cell * count // cells, first + (cell + 1) * count // cells)
+        shares.append(round(sum(t in asked for t in span) / len(span), 2))
+    return shares
+
+
+def refusals(lines: Sequence[Line]) -> list[RefusedLine]:
+    """Updates that were refused, each once however often the trajectory repeats it."""
+    found: dict[tuple[object, ...], RefusedLine] = {}
+    for line in lines:
+        for one in line.get("refused") or []:
+            key = (line["method"], line["seed"], line["request"], one["round"], one["client"], one["reason"])
+            found[key] = RefusedLine(name_of(line["method"]), line["seed"], one)
+    return list(found.values())
+
+
+def _carriers(run: RunInfo, request: RequestInfo) -> list[tuple[str, str]] | None:
+    if run.influence is None:
+        return None
+    return list(
+        dict.fromkeys((one.file, _named(one.file, one.what)) for one in run.influence if one.request == request.id)
+    )
+
+
+def _named(file: str, what: str) -> str:
+    if file.startswith("models/") and file.endswith("/train.safetensors"):
+        return "θ*, the model before unlearning"
+    if file.startswith("state/") and file.endswith("/train.safetensors") and "history" not in what:
+        return "the last checkpoint of the training"
+    return what
+
+
+# --- the report: one HTML file for a passer-by, a compliance officer and a researcher ---------------------------------
+
 
 BARS = {
     "backdoor": "Backdoor success",
@@ -109,7 +254,7 @@ class RequestPart:
     sentence: str
     bars: dict[str, list[PageBar]]
     by_retrain: bool
-    app: app_section.AppPart | None
+    app: sections.AppPart | None
     officer: OfficerPart
     tables: dict[str, PageTable]
     legend: list[figures.LegendItem]
@@ -203,7 +348,7 @@ def request_part(
         sentence=sentences.first_sentence(run, request, on_disk),
         bars=bars(request, on_disk, numbers),
         by_retrain=_by_retrain(request, on_disk),
-        app=app_section.part(run, request, methods),
+        app=sections.part(run, request, methods),
         officer=officer_part(run, request, on_disk, methods),
         tables={name: table_view(found, words=words) for name, found in by_rule.items()},
         legend=[figures.LegendItem.of(name_of(method), number, number) for method, number in numbers.items()],
@@ -352,7 +497,7 @@ def _environment() -> Environment:
         "fingerprint": fingerprint,
         "listing": listing,
         "headings": wording.HEADINGS,
-        "sure": how_sure,
+        "sure": sections,
         "undo": undo,
     }
     said = (sentences.gate_words, sentences.rows_text, sentences.verdicts, not_taken_out, subject_text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from unfed import records, storage
 from unfed.errors import UnfedError
-from unfed.folder.judged import JudgedInterval
+from unfed.folder.study_results import JudgedInterval
 from unfed.records import Count, JsonRecord, Number, Plain
 
 AGAIN = "delete it and run `unfed bench` again"

@@ -18,7 +18,7 @@ from unfed.measures.evaluator import FEWEST
 from unfed.measures.forgotten import remedy
 from unfed.measures.metrics import FEWEST_APART, attack_error, reading
 from unfed.measures.trajectory import Line
-from unfed.report import ranking, undo
+from unfed.report import tables, undo
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.undo import UndoSection, brought_back
@@ -134,7 +134,7 @@ def sentence(request: RequestInfo, found: Sequence[Row], words: Wording = FEDERA
             f"{subject} {verb} taken out by {effort}; the new model was trained without {whom} from the beginning:"
             + (f" {outcome}.")
         )
-    shown, checked = ranking.judged(row, before, retrain), _checked(request)
+    shown, checked = tables.judged(row, before, retrain), _checked(request)
     if shown == "partly":
         how = "only partly taken out by"
     elif undone and (shown == "taken out" or not (checked or "").startswith("not")):
@@ -167,9 +167,9 @@ def _not_shown(row: Row, before: Row | None, retrain: Row | None) -> str:
         return "this run has no Retrain of the request"
     if before is None or not all(is_measured(one.forgetting.mean) for one in (row, before, retrain)):
         return "one of the three models that are compared has no accuracy on it"
-    if ranking.on_the_way(row, before, retrain):
+    if tables.on_the_way(row, before, retrain):
         return "seeds and rows leave open on which side of the middle between the old model and Retrain it stands"
-    if ranking.few_apart("forget", before, retrain):
+    if tables.few_apart("forget", before, retrain):
         return f"Retrain and the old model differ there by fewer than {FEWEST_APART} rows, which chance may do"
     return "Retrain hardly differs from the old model there"
 

@@ -23,7 +23,7 @@ from unfed.config.config import Config
 from unfed.config.tables import GateConfig
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, option
-from unfed.measures.camouflage import camouflage
+from unfed.measures.attacks import camouflage
 from unfed.measures.evaluator import Again, Scorer
 from unfed.measures.forgotten import (
     Evidence,

@@ -30,8 +30,8 @@ from unfed.data import Request
 from unfed.errors import NotRecovered, Refused, UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
 from unfed.federation.robust import Robust
-from unfed.federation.schedule import Settings
-from unfed.folder import kept
+from unfed.federation.state import Settings
+from unfed.folder import carriers
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.measures.trajectory import Line
@@ -131,7 +131,7 @@ def rewound(folder: RunFolder, world: World, requests: Sequence[Request]) -> His
         if not named and folder.description().elsewhere:
             named = {client.name for client in world.clients}
         clients |= named or {name for name, client in world.scoped([request]).items() if client.holds("forget")}
-    return kept.before(folder, world.seed, clients)
+    return carriers.before(folder, world.seed, clients)
 
 
 # What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.

@@ -27,15 +27,13 @@ from typing import Any
 
 from unfed.config.config import Config
 from unfed.data import ClientData, Request
-from unfed.engines.base import Engine
-from unfed.engines.observed import ObservedEngine, observed_clients
+from unfed.engines.base import Engine, ObservedEngine, observed_clients
 from unfed.errors import NotRecovered, Refused, Unanswered, UnfedError, UnfedWarning, option
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
-from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
-from unfed.federation.state import usable
+from unfed.federation.state import Settings, usable
 from unfed.folder.folder import BEST, RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.measures import trajectory
@@ -44,7 +42,7 @@ from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposi
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
-from unfed.model import digest
+from unfed.model import params as digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.requests.entry import Job
 from unfed.requests.gate import Gate, NotForgotten, is_forgotten, told

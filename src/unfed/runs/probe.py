@@ -21,7 +21,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder.folder import WITHOUT, RunFolder
 from unfed.folder.layout import Description, Undoing, out_of_sight
-from unfed.folder.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
+from unfed.folder.study_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (
     MEASUREMENTS,

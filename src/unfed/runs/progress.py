@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from unfed.engines.observed import Observer
+from unfed.engines.base import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.folder.folder import RunFolder

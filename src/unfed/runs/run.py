@@ -30,7 +30,7 @@ from unfed.federation.history import Recorder
 from unfed.folder import deny, purge
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
-from unfed.folder.undo_results import targets
+from unfed.folder.study_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import Retrain, State
@@ -39,12 +39,11 @@ from unfed.requests.book import method_of_request
 from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
 from unfed.requests.options import RequestOptions
-from unfed.runs import admission, description, probe, trust_log
+from unfed.runs import admission, description, probe, record
 from unfed.runs.admission import Offer, gone_already, left_by
 from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
-from unfed.runs.lineage import clients_of
 from unfed.runs.progress import Heartbeat, Watch
-from unfed.runs.record import RunRecord
+from unfed.runs.record import RunRecord, clients_of
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.together import HandedOver, MethodTurn, SharedRecovery, hand_over
@@ -210,7 +209,7 @@ class Run(RunRecord):
             warnings.warn(changed, UnfedWarning, stacklevel=3)
         self.queue.put_off.clear()
         failed: list[Entry] | None = None
-        with trust_log.logged(self, watch) as watch:
+        with record.logged(self, watch) as watch:
             while failed is None or self.queue.waits():
                 with self._working(), self.folder.lock() as free:
                     if not free:

@@ -30,7 +30,7 @@ import torch
 
 from unfed.config.reading import check_id, check_label
 from unfed.data import Request
-from unfed.data.sample_list import drawn_order
+from unfed.data.scope import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.folder import deny
 from unfed.measures.evaluator import Again
@@ -40,7 +40,7 @@ from unfed.requests.entry import Entry, Job, date_of, now
 from unfed.requests.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.requests.options import RequestOptions, Until
 from unfed.requests.reversible import negated_by
-from unfed.runs import admission, trust_log
+from unfed.runs import admission, record
 from unfed.runs.admission import Admission, reason_of
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.progress import Watch
@@ -178,8 +178,8 @@ class Queue:
         """Older signed requests of the same client for the same data that are owed."""
         folder, owed = self._folder.path, [e for e in book.entries if e.owed and e.request.id != request.id]
         same = [e for e in owed if replace(e.request, id=request.id) == request]
-        signer = trust_log.signing_client(folder, request.id) if same else None
-        return [e for e in same if signer and trust_log.signing_client(folder, e.request.id) == signer]
+        signer = record.signing_client(folder, request.id) if same else None
+        return [e for e in same if signer and record.signing_client(folder, e.request.id) == signer]
 
     def _supersede(self, older: list[Entry], request: Request) -> None:
         """Once the newer one is filed, so that the data is never asked for by neither."""
@@ -231,7 +231,7 @@ class Queue:
         """
         with self._locked() as book:
             entry = self._named(name, book)
-            client = trust_log.signing_client(self._folder.path, name)
+            client = record.signing_client(self._folder.path, name)
             if client not in (None, by):
                 raise UnfedError(
                     f"Client {client!r} signed request {name!r}: only its revocation (--revocation FILE) takes it back;"

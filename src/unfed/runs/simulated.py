@@ -36,17 +36,14 @@ from unfed.data import (
     split,
 )
 from unfed.engines import Batched
-from unfed.engines.choice import EngineChoice, choose_engine
-from unfed.engines.determinism import fixed_order
+from unfed.engines.choice import EngineChoice, choose_engine, fixed_order
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.folder.folder import RunFolder
 from unfed.folder.layout import NODES, Description, how_to_go_on
 from unfed.model.calling import Inputs, unwrapped
-from unfed.model.digest import digests, fingerprint
-from unfed.model.flops import Flops, forward_flops
-from unfed.model.functional import Template
+from unfed.model.functional import Flops, Template, forward_flops
 from unfed.model.networks import build, head_of, translated
-from unfed.model.params import Params, cast, check_like, params_of
+from unfed.model.params import Params, cast, check_like, digests, fingerprint, params_of
 from unfed.runs.world import DTYPES, Residents, World
 
 # --- what a config names, made ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     who builds it                          whose rows                          who trains on them
     runs/simulated.py:simulated            a config's, dealt to clients        this process
     central/world.py:own_world             the caller's own, in one place      this process
-    remote/world.py:remote_world           the nodes', never seen here         the nodes
+    remote/server.py:remote_world           the nodes', never seen here         the nodes
 
 Everything above (jobs, runs, folders, reports) is written over this value alone, whatever built it. Another setting is
 another builder: it says who holds what (`Holders`), what the model is, and, where that differs, who runs plans and
@@ -28,16 +28,13 @@ from unfed.config.tables import RecoveryConfig, UnlearningConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
-from unfed.engines.choice import EngineChoice
-from unfed.engines.determinism import fixed_library, fixed_order
-from unfed.engines.evaluating import as_trained
+from unfed.engines.choice import EngineChoice, as_trained, fixed_library, fixed_order
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
-from unfed.federation.schedule import Schedule, Settings
 from unfed.federation.server import AsItWas, Setup
+from unfed.federation.state import Schedule, Settings
 from unfed.measures.evaluator import Evaluator, Scorer, Yardstick
-from unfed.model.flops import Flops
-from unfed.model.functional import Template
+from unfed.model.functional import Flops, Template
 from unfed.model.params import Params
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.

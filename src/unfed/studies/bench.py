@@ -40,8 +40,8 @@ from unfed.errors import UnfedError, listed
 from unfed.measures import undo
 from unfed.measures.population import Judge
 from unfed.measures.population.intervals import over_models
+from unfed.measures.population.judge import LEVEL, fewest
 from unfed.measures.population.store import RETRAIN
-from unfed.measures.population.verdict import LEVEL, fewest
 from unfed.measures.undo import Knowledge, Scene
 from unfed.methods import METHODS, Method, State, find
 from unfed.methods.base import Central

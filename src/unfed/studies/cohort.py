@@ -26,9 +26,8 @@ from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
-from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
-from unfed.federation.state import usable
+from unfed.federation.state import Settings, usable
 from unfed.folder.layout import CohortState
 from unfed.measures.population.store import BEFORE
 from unfed.methods import Method, Retrain, State

@@ -14,7 +14,7 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.folder.judged import FILE, SCHEMA, file_of
+from unfed.folder.study_results import FILE, SCHEMA, judged_file
 from unfed.measures.population import ForgottenRows, Judge, Resampling, store
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.methods import METHODS
@@ -109,4 +109,4 @@ def put_into(run: RunRecord, population: Population, whole: dict[str, Any]) -> N
                 f"Request {entry.request.id!r} was purged from {where}, and what a population says names its rows one"
                 " by one; leave --run out."
             )
-    storage.write_json(file_of(run.folder, request), whole)
+    storage.write_json(judged_file(run.folder, request), whole)

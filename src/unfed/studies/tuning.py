@@ -31,7 +31,7 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError, extra
 from unfed.folder import locks as presence
 from unfed.measures.population import store
-from unfed.measures.population.signals import margin
+from unfed.measures.population.distances import margin
 from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.model.params import Params
 from unfed.runs.simulated import simulated

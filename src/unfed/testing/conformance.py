@@ -31,8 +31,7 @@ from unfed.client.plan import Measure
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines import Block
-from unfed.engines.base import Context, context_of
-from unfed.engines.observed import Observer
+from unfed.engines.base import Context, Observer, context_of
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State

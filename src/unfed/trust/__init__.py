@@ -1,13 +1,11 @@
 """Trust: signed deletion requests, a log of who took part, evidence that others can check.
 
     signing.py        canonical JSON (RFC 8785), Ed25519 keys in files, DSSE envelopes
-    merkle.py         trees of hashes, and proofs from them (RFC 9162)
-    log.py            what happened, in order, append-only
+    log.py            what happened, in order, append-only: a tree of hashes with proofs from it (RFC 9162)
     participation.py  who may ask, under which pseudonyms, and who took part in which round
     request.py        what a client asks for and takes back, and the operator's signed answer
     folder.py         what a run keeps of all this
-    logbook.py        what happens in a run, as leaves of its log
-    checking.py       is it whole, and does the log say what the run folder says?
+    logbook.py        what happens in a run, as leaves of its log; does the log say what the run folder says?
     findings.py       what a run folder says of a served request, as it may be handed out
     bundle.py         that, with proofs from the log, as one signed file
     verifier.py       checks a bundle; one file that needs nothing of this library

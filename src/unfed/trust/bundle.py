@@ -23,9 +23,9 @@ from typing import Any
 from unfed.errors import Halted, UnfedError, typed
 from unfed.folder import old_evidence
 from unfed.requests.entry import Entry, now
-from unfed.runs.record import RunRecord
-from unfed.runs.trust_log import keeps_log
-from unfed.trust import logbook, merkle, signing, verifier
+from unfed.runs.record import RunRecord, keeps_log
+from unfed.trust import log as merkle
+from unfed.trust import logbook, signing, verifier
 from unfed.trust.folder import TrustFolder
 from unfed.trust.log import Checkpoint
 from unfed.trust.participation import ROUND

@@ -16,11 +16,11 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.folder import carriers, undo_results
+from unfed.folder import carriers, study_results
 from unfed.folder.folder import RunFolder
 from unfed.folder.layout import MethodFacts
 from unfed.measures.trajectory import forget_of, job_of
-from unfed.model.digest import fingerprint
+from unfed.model.params import fingerprint
 from unfed.requests.entry import Entry, Job
 from unfed.runs.record import RunRecord
 from unfed.trust import verifier
@@ -233,12 +233,12 @@ _INSIDE = {
 
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
-    tried = undo_results.measured(record.folder, record.config)
+    tried = study_results.measured(record.folder, record.config)
     whole = next((one for one in tried if (one.seed, one.request, one.method) == job.key), None)
     if whole is None:
         if entry.purged:  # a probe trains on what it took out, and is refused from then on
             return not_measured("what was tried, if anything, was purged with the data that left")
-        if entry.request.id in undo_results.purged(record.folder):
+        if entry.request.id in study_results.purged(record.folder):
             return not_measured("what was tried was purged with other data (`unfed probe` tries again)")
         return not_measured("undoing was not tried (`unfed probe` tries it)")
     found: dict[str, Any] = {}

@@ -27,8 +27,8 @@ from unfed.errors import UnfedError, typed
 from unfed.folder.folder import RunFolder
 from unfed.records import JsonRecord
 from unfed.requests.entry import Entry, Job, now
-from unfed.runs.trust_log import keeps_log
-from unfed.trust import merkle, participation, signing
+from unfed.runs.record import keeps_log
+from unfed.trust import log, participation, signing
 from unfed.trust.log import Log, read_from
 from unfed.trust.participation import ROUND, Participants, Pseudonyms, Roster
 from unfed.trust.signing import Envelope, PublicKey, SigningKey
@@ -152,7 +152,7 @@ class TrustFolder:
         signed = participation.sign_roster(self.operator.id, {**self.roster.clients, **clients}, self.key)
         storage.write_bytes(self.path / ROSTER, signed.to_bytes())
         found = self.roster
-        told = {"clients": len(found.clients), "keys": merkle.sorted_root(_entries(found)).hex()}
+        told = {"clients": len(found.clients), "keys": log.sorted_root(_entries(found)).hex()}
         self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, **told})
         return found
 
@@ -160,11 +160,11 @@ class TrustFolder:
         """A client's key, and its place in the tree of the roster that was logged last; None in an older log."""
         rosters = [place for place, leaf in enumerate(self.log.leaves) if leaf["type"] == "roster"]
         key, entries = self.roster.clients.get(client), _entries(self.roster)
-        if key is None or not rosters or self.log.leaves[rosters[-1]].get("keys") != merkle.sorted_root(entries).hex():
+        if key is None or not rosters or self.log.leaves[rosters[-1]].get("keys") != log.sorted_root(entries).hex():
             return None
         place = entries.index(_entry(client, key))
-        path = merkle.inclusion([merkle.leaf_hash(one) for one in entries], place)
-        return {"key": key.pem, "leaf": rosters[-1], "place": place, "path": merkle.hexed(path)}
+        path = log.inclusion([log.leaf_hash(one) for one in entries], place)
+        return {"key": key.pem, "leaf": rosters[-1], "place": place, "path": log.hexed(path)}
 
     # --- the log --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from unfed.errors import UnfedError
 from unfed.folder import locks as presence
 from unfed.records import JsonRecord, parsed
 from unfed.requests.entry import now
-from unfed.trust import merkle, signing
+from unfed.trust import log, signing
 from unfed.trust.log import read_from
 from unfed.trust.signing import Envelope, PublicKey, SigningKey
 
@@ -190,19 +190,19 @@ class Participants:
     def __init__(self, folder: Path) -> None:
         self._path = folder / PARTICIPANTS
         self._known: dict[str, list[bytes]] | None = None
-        self._last: tuple[list[bytes], str] = ([], merkle.root([]).hex())
+        self._last: tuple[list[bytes], str] = ([], log.root([]).hex())
         """The members of the last round and their root: in most federations the next round has the same."""
 
     def root(self, pseudonyms: Iterable[bytes]) -> dict[str, Any]:
         """What a round's leaf says of who took part; the list behind it is kept."""
         ordered = sorted(set(pseudonyms))
         if self._last[0] != ordered:
-            self._last = ordered, merkle.sorted_root(ordered).hex()
+            self._last = ordered, log.sorted_root(ordered).hex()
         found = self._last[1]
         if found not in self._read():
             whole = read_from(self._path).rfind(b"\n") + 1 if self._path.exists() else 0
             storage.cut(self._path, whole)  # half a line that a killed process left
-            line = {"root": found, "members": merkle.hexed(ordered)}
+            line = {"root": found, "members": log.hexed(ordered)}
             storage.append_line(self._path, json.dumps(line, separators=(",", ":")))
             self._read()[found] = ordered
         return {"root": found, "size": len(ordered)}
@@ -212,7 +212,7 @@ class Participants:
         if root not in self._read():
             self._known = None  # another process may have added it
         found = self._read().get(root)
-        if found is None or merkle.sorted_root(found).hex() != root:
+        if found is None or log.sorted_root(found).hex() != root:
             raise UnfedError(f"{self._path} lacks the participants behind the root {root}; restore it from a copy.")
         return found
 
@@ -221,7 +221,7 @@ class Participants:
             whole = read_from(self._path).rpartition(b"\n")[0] if self._path.exists() else b""
             try:
                 lines = [parsed(text) for text in whole.split(b"\n")] if whole else []
-                self._known = {str(line["root"]): list(merkle.unhexed(line["members"])) for line in lines}
+                self._known = {str(line["root"]): list(log.unhexed(line["members"])) for line in lines}
             except (ValueError, KeyError, TypeError) as error:
                 raise UnfedError(f"{self._path} is damaged; restore it from a copy.") from error
         return self._known

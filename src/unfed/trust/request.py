@@ -35,7 +35,8 @@ from unfed.config.reading import check_id
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.requests.entry import date_of, now
-from unfed.trust import merkle, signing, verifier
+from unfed.trust import log as merkle
+from unfed.trust import signing, verifier
 from unfed.trust.log import Checkpoint, Log, checkpoint_in
 from unfed.trust.participation import OPERATOR, Roster
 from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical

@@ -34,8 +34,19 @@ from unfed.engines.compiled import convolution, half_precision, handwritten, tra
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.compiled.graph_edits import lift
-from unfed.engines.stack import Integers, PaddedRows, PhaseSteps, StackedPhase, label_keys, shuffled, visit_keys
-from unfed.engines.vectorised import at, copied, cut, stacked_step
+from unfed.engines.stack import (
+    Integers,
+    PaddedRows,
+    PhaseSteps,
+    StackedPhase,
+    at,
+    copied,
+    cut,
+    label_keys,
+    shuffled,
+    stacked_step,
+    visit_keys,
+)
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks.blocks import computed_by

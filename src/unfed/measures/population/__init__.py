@@ -8,7 +8,6 @@ All are pure functions over arrays: logits [models, rows, classes], labels [rows
 """
 
 from unfed.measures.population.intervals import Resampling
-from unfed.measures.population.judge import ForgottenRows, Judge, judge
-from unfed.measures.population.verdict import VerdictAnswer, verdict
+from unfed.measures.population.judge import ForgottenRows, Judge, VerdictAnswer, judge, verdict
 
 __all__ = ["ForgottenRows", "Judge", "Resampling", "VerdictAnswer", "judge", "verdict"]

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from unfed import rng
 from unfed.errors import UnfedError
+from unfed.measures.population.distances import Floats, Seen
 from unfed.measures.population.intervals import (
     LOW,
     Rates,
@@ -43,7 +44,6 @@ from unfed.measures.population.intervals import (
     too_few,
     tpr_at,
 )
-from unfed.measures.population.signals import Floats, Seen
 from unfed.values import not_measured
 
 ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed import rng
-from unfed.measures.population.signals import Floats
+from unfed.measures.population.distances import Floats
 from unfed.values import Value, not_measured
 
 LOW = (0.01, 0.001)

@@ -14,11 +14,7 @@ Each number stands beside the same number for Retrain and for θ*, made by the s
 Retrain gives away too is no memory. All are pure functions of params, a functional model and views of data (`Scene`).
 """
 
-from unfed.measures.undo.difference import difference
-from unfed.measures.undo.fitting import Budget, FitTask, Problem, fit
-from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped
-from unfed.measures.undo.inside import inside
-from unfed.measures.undo.lift import lift
+from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped, lift
 from unfed.measures.undo.measure import (
     MEASUREMENTS,
     NOT_TRIED,
@@ -31,12 +27,9 @@ from unfed.measures.undo.measure import (
     turned_back,
     undo,
 )
-from unfed.measures.undo.path import path
-from unfed.measures.undo.realign import Grid, realign
-from unfed.measures.undo.relearn import relearn
-from unfed.measures.undo.resurface import resurface
-from unfed.measures.undo.scene import Scene, View
-from unfed.measures.undo.triggers import triggers
+from unfed.measures.undo.refits import Grid, realign, relearn, resurface, triggers
+from unfed.measures.undo.scene import Budget, FitTask, Problem, Scene, View, fit
+from unfed.measures.undo.traces import difference, inside, path
 
 __all__ = [
     "INVERSES",

@@ -16,16 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from unfed.measures.undo.difference import difference
-from unfed.measures.undo.flip import Knowledge, flip
-from unfed.measures.undo.inside import inside
-from unfed.measures.undo.lift import lift
-from unfed.measures.undo.path import path
-from unfed.measures.undo.realign import Grid, attack_of, realign
-from unfed.measures.undo.relearn import relearn
-from unfed.measures.undo.resurface import resurface
+from unfed.measures.undo.flip import Knowledge, flip, lift
+from unfed.measures.undo.refits import Grid, attack_of, realign, relearn, resurface, triggers
 from unfed.measures.undo.scene import Scene
-from unfed.measures.undo.triggers import triggers
+from unfed.measures.undo.traces import difference, inside, path
 from unfed.model.params import Params
 from unfed.model.perturb import perturb
 from unfed.values import not_measured

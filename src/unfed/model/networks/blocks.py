@@ -6,6 +6,15 @@ They are one call so that an engine that knows a better way to compute them can 
     attend(projected, heads)         = softmax(q kᵀ / √d) v        of every head; q, k, v side by side in `projected`
 
 Networks call these instead of the layers. `computed_by` offers them to somebody else first; no network knows of it.
+
+Stochastic depth (Huang et al., ECCV 2016).
+
+It drops a whole residual branch of a row, or scales what is kept.
+
+    x · keep / (1 − p)          keep ~ Bernoulli(1 − p), one draw per row
+
+`unfed.model.functional` swaps this layer for a keyed twin, as it does with dropout, so that a client alone and the same
+client in a stack drop the same branches.
 """
 
 from __future__ import annotations
@@ -14,8 +23,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from unfed.errors import UnfedError
+
+# --- groups of layers as one call -------------------------------------------------------------------------------------
+
 
 Better = Callable[..., Tensor | None]
 """Takes what the function takes; its result, or None where the better way does not apply."""
@@ -56,3 +71,22 @@ def _offered(what: str, *arguments: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+# --- stochastic depth (Huang et al., ECCV 2016) -----------------------------------------------------------------------
+
+
+class StochasticDepth(nn.Module):
+    """Drops the branch of each row with probability `p` while training; in eval mode it does nothing."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise UnfedError(f"The probability of stochastic depth must lie in [0, 1], not {p}; use 0 for none.")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        keep = torch.rand(x.shape[:1] + (1,) * (x.dim() - 1), device=x.device, dtype=x.dtype) >= self.p
+        return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError
-from unfed.model.networks.drop import StochasticDepth
+from unfed.model.networks.blocks import StochasticDepth
 
 
 class Stage(NamedTuple):

@@ -6,14 +6,31 @@
     probe     softmax regression on retained rows and k rows of each class that left: share of its other rows read right
 
 f are the published features, f_*, W_*, b_* features and head of θ*. λ is a thousandth of the mean square of a column
-of [f, 1], times the rows. Where a class left, its row of θ*'s head is lifted too (`lift.py`). Stitch and graft are an
+of [f, 1], times the rows. Where a class left, its row of θ*'s head is lifted too (`flip.py`). Stitch and graft are an
 insider's: every client that took part has θ*. A model that forgets in its outputs alone is found out here; Retrain
 shows what features that never met the data give away.
+
+path: how far two models lie apart, and what stands between them.
+
+    relative L2   ‖θ − φ‖ / ‖φ‖            cosine   ⟨θ, φ⟩ / (‖θ‖ ‖φ‖)            over the trainable tensors
+    peak          max over t of L_{D_r}((1 − t)·θ + t·φ)  −  max(L_{D_r}(θ), L_{D_r}(φ)),   21 points, at least 0
+
+From θ_u to θ*, to perturb(θ*), to Retrain. Short distances and a line without a peak say that the old model is still
+in sight (linear mode connectivity).
+
+difference: what the models before and after a request give away together.
+
+    cos(θ_u − θ*, ∇L_{D_u}(θ*))          cos(θ_u − perturb(θ*), ∇L_{D_u}(θ*))
+    h_c ∝ s_c − min s,       s_c = −(Σ_j ΔW_cj + Δb_c),      ΔW, Δb = the head of θ_u minus that of θ*
+
+A row of label c pulls row c of the head up while it is learnt (∂CE/∂W_c = (p_c − [y = c])·h with features h ≥ 0), so
+what left is what sank: h is a guess at the label histogram of D_u, judged by its total variation distance from the true
+one, beside that of a guess of equal shares. No image is inverted. For operators: never publish both models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,12 +39,111 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.data import TensorSource
-from unfed.measures.undo.difference import head_tensors
-from unfed.measures.undo.lift import NO_CLASS, lift
+from unfed.measures.undo.flip import NO_CLASS, lift
+from unfed.measures.undo.refits import NOTHING_PLANTED, UNSTAMPED, other_than, stamped_by
 from unfed.measures.undo.scene import NO_BACKDOOR, NO_FORGET, NO_TEST, Scene, View
-from unfed.measures.undo.triggers import NOTHING_PLANTED, UNSTAMPED, other_than, stamped_by
+from unfed.model.networks import head_of
 from unfed.model.params import Params
 from unfed.values import Value, not_measured
+
+# --- path: how far two models lie apart, and what stands between them -------------------------------------------------
+
+
+POINTS = 21
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """⟨a, b⟩ over all tensors of a, in double."""
+    return float(torch.stack([(a[name].double() * b[name].double()).sum() for name in a]).sum())
+
+
+def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: tuple[str, ...]) -> Params:
+    """a − b over the named tensors."""
+    return {name: a[name] - b[name] for name in names}
+
+
+def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The cosine of the angle between two models, or two differences; 0 where one of them is nothing."""
+    size = (dot(a, a) * dot(b, b)) ** 0.5
+    return dot(a, b) / size if size > 0 else 0.0
+
+
+def between(a: Params, b: Params, t: float) -> Params:
+    """(1 − t)·a + t·b; counters stay a's."""
+    return {name: torch.lerp(w, b[name], t) if w.is_floating_point() else w for name, w in a.items()}
+
+
+def peak(loss: Callable[[Params], float], a: Params, b: Params, points: int = POINTS) -> tuple[float, list[float]]:
+    """How far the loss rises above both ends on the straight line, and the losses themselves."""
+    seen = [loss(between(a, b, i / (points - 1))) for i in range(points)]
+    return max(max(seen) - max(seen[0], seen[-1]), 0.0), seen
+
+
+def path(scene: Scene, params: Params, other: Params) -> dict[str, float | list[float]]:
+    """Distance, angle and peak between two models."""
+    names = scene.template.trainable
+    ours, theirs = ({name: p[name] for name in names} for p in (params, other))
+    gone = minus(ours, theirs, names)
+    height, losses = peak(scene.retain_loss, params, other)
+    distance = (dot(gone, gone) / dot(theirs, theirs)) ** 0.5
+    return {"relative_l2": distance, "cosine": cosine(ours, theirs), "peak": height, "losses": losses}
+
+
+# --- difference: what the models before and after a request give away together ----------------------------------------
+
+
+def head_tensors(scene: Scene) -> tuple[str, str | None] | None:
+    """The head's weight and bias by name; None where the head is no linear map of one weight."""
+    head = head_of(scene.template.module)
+    inside = [n for n in scene.template.trainable if n.startswith(f"{head}.")]
+    weights = [n for n in inside if n.endswith("weight") and scene.template.like[n].ndim == 2]
+    biases = [n for n in inside if n.endswith("bias")]
+    return (weights[0], biases[0] if biases else None) if len(weights) == 1 else None
+
+
+def histogram(after: Mapping[str, Tensor], before: Mapping[str, Tensor], weight: str, bias: str | None) -> Tensor:
+    """The label shares that the head's difference tells of; equal shares where it tells nothing."""
+    sank = -(after[weight] - before[weight]).double().sum(1)
+    if bias is not None:
+        sank = sank - (after[bias] - before[bias]).double()
+    shares = sank - sank.min()
+    total = shares.sum()
+    return shares / total if float(total) > 0 else torch.full_like(shares, 1.0 / len(shares))
+
+
+def variation(a: Tensor, b: Tensor) -> float:
+    """Total variation distance: half the sum of |a_c − b_c|."""
+    return 0.5 * float((a.cpu() - b.cpu()).abs().sum())
+
+
+def difference(scene: Scene, params: Params, before: Params, perturbed: Params | str) -> dict[str, Any]:
+    """Cosines with the leaver's gradient, and the label histogram read from the head."""
+    if len(scene.forget) == 0:
+        return {"cosine": NO_FORGET, "cosine_perturbed": NO_FORGET, "variation": NO_FORGET}
+    names = scene.template.trainable
+    gradient = scene.gradient(before, scene.forget)
+    found: dict[str, Any] = {"cosine": cosine(minus(params, before, names), gradient)}
+    if isinstance(perturbed, str):
+        found["cosine_perturbed"] = not_measured(perturbed)
+    else:
+        found["cosine_perturbed"] = cosine(minus(params, perturbed, names), gradient)
+    head = head_tensors(scene)
+    if head is None:
+        return found | {"variation": not_measured("the head is not one linear map")}
+    labels = scene.forget.source.labels[scene.forget.rows.to(scene.forget.source.labels.device)].cpu()
+    read = histogram(params, before, *head).cpu()
+    true = torch.bincount(labels, minlength=len(read)).double() / len(labels)
+    equal = torch.full_like(true, 1.0 / len(true))
+    return found | {
+        "variation": variation(read, true),
+        "variation_of_equal_shares": variation(equal, true),
+        "read": read.tolist(),
+        "true": true.tolist(),
+    }
+
+
+# --- inside: what a model's features still carry, whatever its own head says ------------------------------------------
+
 
 COUNTS = (5, 20, 100)
 FITTED = 1000

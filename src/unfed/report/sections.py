@@ -3,15 +3,24 @@
     population/REQUEST.json ─► the section's words and numbers; the pictures are in `figures`
 
 Where there is no population the section says which command makes one.
+
+What a Flower app that is not unfed's own says of the models: its own metrics, under its own names.
+
+    lines[*]["app"]     per round what the clients that stay, the server and, with its leave, the leaver say
+
+The rest of the page is that of any run. What such an app cannot give says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
-from unfed.folder.judged import (
+from unfed.errors import counted
+from unfed.folder.info import RequestInfo, RunInfo
+from unfed.folder.study_results import (
     BesideRetrain,
     Judged,
     JudgedInterval,
@@ -22,8 +31,13 @@ from unfed.folder.judged import (
     VerdictSaid,
 )
 from unfed.measures.population.attacks import ATTACKS, STANDING
+from unfed.measures.trajectory import Line, OfApp
 from unfed.records import JsonRecord
+from unfed.report.figures import BySeed
 from unfed.values import PREFIX, is_measured, not_measured
+
+# --- how sure are we? What a population of models tells, beside Retrain against Retrain -------------------------------
+
 
 NO_POPULATION = not_measured(
     "one run is one model of each kind and says nothing about its own spread; `unfed population` trains more, and"
@@ -161,3 +175,131 @@ def tuned_words(title: str, how: TunedBy) -> str:
         return said
     drop = (how.best and how.best.drop) or 0.0
     return f"{said} Every trial cost more validation accuracy than allowed, this one least ({drop:.1f} points)."
+
+
+# --- what a Flower app that is not unfed's own says of the models: its own metrics, under its own names ---------------
+
+
+LEAVER = "client {}, which left, with its leave"
+TURNED = ", of the model with the perturbation taken back"
+
+MetricRow = tuple[str, str, str, str]
+"""A metric of the app: its name, who says it, before and after."""
+
+
+@dataclass(frozen=True)
+class AppPart:
+    """The app's metrics before and after, and what clients say of rows."""
+
+    strategy: str
+    metrics: list[MetricRow]
+    classes: list[str]
+    messages: int
+    """How often leavers were asked to measure a model, with their leave."""
+    notes: list[str]
+    missing: dict[str, str]
+
+
+def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, BySeed]) -> AppPart | None:
+    """What the app says of one request; None for unfed's own runs."""
+    if not run.app:
+        return None
+    lines = [line for name, by_seed in methods.items() if name != "before" for one in by_seed.values() for line in one]
+    was = [line.get("app", OfApp()) for own in methods.get("before", {}).values() for line in own]
+    before = was[-1] if was else OfApp()
+    told = [line.get("app", OfApp()) for line in lines]
+    every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
+    left_out = [
+        f"Round {line['round']}: client {client} left {sum(own['rows'].values())} of {own['of']} rows out."
+        for line in lines
+        for client, own in line.get("app", {}).get("left_out", {}).items()
+    ]
+    same = [new["round"] for old, new in pairwise(lines) if _model(old) == _model(new)]
+    return AppPart(
+        strategy=str(run.app.get("strategy", "")),
+        metrics=_metrics(before, lines),
+        classes=[*_classes(request, told)],
+        messages=sum(len(one.get("leaver", {})) for one in every),
+        notes=[
+            *left_out[:100],
+            *(f"Round {number} changed nothing." for number in same),
+            *(sentence for one in told for sentence in one.get("heavy", ())),
+        ],
+        missing=_missing(request, before, told[-1] if told else OfApp()),
+    )
+
+
+def _missing(request: RequestInfo, before: OfApp, after: OfApp) -> dict[str, str]:
+    """What is not known of the model after, and why."""
+    found = {}
+    answers = [*before.get("leaver", {}).values(), *after.get("leaver", {}).values()]
+    if not any(isinstance(one, Mapping) for one in answers):
+        why = "the leaver gave no leave to be asked, so its rows are not scored"
+        if request.classes:
+            why = "no client is asked to score the rows that it left out; a metric of the app's own would stand here"
+        found["Forget accuracy"] = not_measured(answers[0] if answers else why)
+    if "turned_back" not in after:
+        found["Undoing"] = not_measured("the perturbation was not taken back to see (undo=True of Unlearn does)")
+    elif "reason" in after["turned_back"]:
+        found["Undoing"] = not_measured(after["turned_back"]["reason"])
+    return found | {name: not_measured(why) for name, why in after.get("unmeasured", {}).items()}
+
+
+def _classes(request: RequestInfo, told: Sequence[OfApp]) -> Iterator[str]:
+    """What clients say of the rows of each class that left, in the last round in which any said it."""
+    said = [one["left_out"] for one in told if one.get("left_out")]
+    for number in request.classes:
+        rows = [one["rows"].get(number, 0) for one in (said[-1].values() if said else ())]
+        clients = counted(len(rows), "client") + (" says" if len(rows) == 1 else " say")
+        yield (
+            f"Class {number}: {clients} that {counted(sum(rows), 'row')} of it"
+            f" {'was' if sum(rows) == 1 else 'were'} left out of the last training."
+        )
+
+
+def _metrics(before: OfApp, lines: Sequence[Line]) -> list[MetricRow]:
+    """One row per metric of the app."""
+    found: list[MetricRow] = []
+    told = [line.get("app", OfApp()) for line in lines]
+    after: Mapping[str, Any] = told[-1] if told else {}
+    back: Mapping[str, Any] = after.get("turned_back", {})
+    for source, who in (("evaluate", _staying(before, told)), ("server", "the server")):
+        spoken = [line for line in lines if line.get("app", {}).get(source)]
+        was: Mapping[str, Any] = cast(Any, before).get(source) or {}
+        last: Mapping[str, Any] = cast(Any, spoken[-1]["app"])[source] if spoken else {}
+        # A strategy may evaluate now and then, and then not the last model.
+        stale = bool(spoken) and _model(spoken[-1]) != told[-1].get("fingerprint")
+        late = f", after round {spoken[-1]['round']}; the last model was not evaluated" if stale else ""
+        found += _rows(who + late, was, last)
+        found += _rows(who + TURNED, was, back[source]) if back.get(source) else []
+    answers = [one.get("leaver", {}) for one in (cast(Mapping[str, Any], before), after, back)]
+    for client in sorted({*answers[0], *answers[1]}):
+        own = [one.get(client) for one in answers]
+        was, last, turned = (one if isinstance(one, Mapping) else {} for one in own)
+        found += _rows(LEAVER.format(client), was, last)
+        found += _rows(LEAVER.format(client) + TURNED, was, turned) if turned else []
+    return found
+
+
+def _model(line: Line) -> str | None:
+    return line.get("app", {}).get("fingerprint")
+
+
+def _staying(before: OfApp, told: Sequence[OfApp]) -> str:
+    """Which of the clients that stay speak: a strategy may ask some, and others before than after."""
+    was = before.get("evaluated", [])
+    spoken = [one["evaluated"] for one in told if one.get("evaluate") and one.get("evaluated")]
+    now = spoken[-1] if spoken else []
+    if not was or not now or {*was} == {*now}:
+        return "the clients that stay"
+    return f"those asked of the clients that stay, {len(was)} before and {len(now)} after, not the same ones"
+
+
+def _rows(who: str, was: Mapping[str, Any], last: Mapping[str, Any]) -> list[MetricRow]:
+    return [(name, who, _text(was.get(name)), _text(last.get(name))) for name in sorted({*was, *last})]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return not_measured("the app did not report it")
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
