@@ -14,7 +14,7 @@ The original's text was not at hand: this follows the one public re-implementati
 lists ("memory guidance rounds" = r_max, "MoDE rounds" = r_de, "MoDe coefficient" = λ, on the old model). It steps by
 plain SGD, and so do φ and the guidance here: with the run's momentum of 0.9 a rate of 0.1 becomes one of 1, φ dies, and
 the network it is mixed into does not come back. Other readings are options; what each leads to on CIFAR-10 is measured
-in `docs/methods/mode.md`.
+in `benchmarks/records/2026-11-15-mode-readings.md`.
 """
 
 from __future__ import annotations
