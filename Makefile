@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint types types-windows format package bench clean
+.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -96,7 +96,7 @@ docs: .venv/dev.stamp  ## the documentation as pages in build/docs
 package: .venv/dev.stamp  ## sdist and wheel into dist/, looked into, and a small demo from the wheel
 	$(BIN)/python tools/package.py
 
-bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/records/
+speed: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/records/
 	$(BIN)/python benchmarks/engines.py
 
 clean:  ## remove the environment, caches and demo runs

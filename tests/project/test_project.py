@@ -272,7 +272,7 @@ def tracked(root: Path, folder: str) -> list[Path]:
     return [path for name in found.stdout.split("\0") if name and (path := root / name).exists()]
 
 
-def test_a_new_record_of_make_bench_is_no_record_until_it_is_added(tmp_path: Path) -> None:
+def test_a_new_record_of_make_speed_is_no_record_until_it_is_added(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     for name in ("kept.txt", "new.txt"):
         (tmp_path / "records" / name).touch()
