@@ -33,10 +33,26 @@ def negate(
     include_bias: bool = False,
     dry_run: bool = False,
 ) -> tuple[Choice, ...]:
-    """Negate layers of a model in place (Eq. 3 of the paper) and say which tensors, and why.
+    """Negate layers of a model in place (Eq. 3 of the paper).
 
-    This is the paper's PyTorch listing, with names beside indices. Fine-tune on the retained data afterwards: negation
-    alone leaves a broken model. With `dry_run` nothing changes.
+    This is the paper's PyTorch listing. Fine-tune on the retained data afterwards: negation alone leaves a broken
+    model.
+
+    Args:
+        model: Your module.
+        layers: `first`, a name, a glob, an index, or a list of these.
+        include_bias: Also negate the bias of each chosen weight.
+        dry_run: Change nothing; only say what would be negated.
+
+    Returns:
+        The chosen tensors, each with its name and why it was chosen.
+
+    Raises:
+        UnfedError: There is no such layer, or `model` is no module.
+
+    Examples:
+        >>> [choice.name for choice in unfed.negate(model)]
+        ['0.weight']
     """
     model = unwrapped(_module(model))
     expect(layers, (str, int, Sequence), "A name or index of a layer, or a list of them,")
@@ -63,16 +79,44 @@ def _run(given: Run | str | Path) -> Run:
 
 
 def results(run: Run | str | Path, rule: str = "best-gap") -> list[Row]:
-    """One row per request and method, as a reporting rule reads the trajectory.
+    """Read the results of a run: one row per request and method.
 
-    Rules are best-gap, recovered and last.
+    Args:
+        run: A run or its folder.
+        rule: Which round counts: `best-gap`, `recovered` or `last`.
+
+    Returns:
+        The rows: the model before, Retrain, then the methods as they ran.
+
+    Raises:
+        UnfedError: There is no run, or no such rule.
+
+    Examples:
+        >>> [row.method for row in unfed.results(run, rule="last")]
+        ['before', 'retrain', 'ft', 'not']
     """
     run = _run(run)
     return rows(run.lines(), rule, recovered_within=run.config.evaluation.recovered_within)
 
 
 def write_report(run: Run | str | Path, path: str | Path | None = None, rule: str = "last") -> Path:
-    """Write the HTML report of a run, finished or not; by default to `report.html` in its folder."""
+    """Write the HTML report of a run, finished or not.
+
+    Args:
+        run: A run or its folder.
+        path: The file; default: `report.html` in the run folder.
+        rule: Which table comes first: `last`, `recovered` or `best-gap`.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        UnfedError: There is no run, or the file cannot be written.
+
+    Examples:
+        >>> unfed.write_report(run).name
+        'report.html'
+    """
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     run = _run(run)
@@ -85,10 +129,25 @@ def write_report(run: Run | str | Path, path: str | Path | None = None, rule: st
 
 
 def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Picture:
-    """A picture of a run: a notebook shows it, `.save("forget.pdf")` writes it, `.rows` are its numbers.
+    """Draw one figure of a run. A notebook shows it.
 
-    `what` is a measure by round (forget, test, backdoor, mia), a cost (cost-flops, cost-comm_bytes, cost-seconds),
-    the gap against a cost (gap-by-flops, gap-by-comm_bytes) or training. Of several requests, say REQUEST-forget.
+    Args:
+        run: A run or its folder.
+        what: A measure by round (`forget`, `test`, `backdoor`, `mia`), a cost (`cost-flops`, `cost-comm_bytes`,
+            `cost-seconds`), the gap by cost (`gap-by-flops`, `gap-by-comm_bytes`) or `training`. With several
+            requests: `REQUEST-forget`.
+        rule: Which round counts: `last`, `recovered` or `best-gap`.
+
+    Returns:
+        The picture: `.save("forget.pdf")` writes it, `.rows` are its numbers.
+
+    Raises:
+        UnfedError: There is no run, or no such figure.
+
+    Examples:
+        >>> picture = unfed.plot(run, "forget")
+        >>> picture.save("forget.svg").name
+        'forget.svg'
     """
     from unfed.report import figures  # matplotlib is slow to import
 

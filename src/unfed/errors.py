@@ -10,16 +10,32 @@ from contextvars import ContextVar
 
 
 class UnfedError(Exception):
-    """Bad input. The message is one sentence with the remedy.
+    """Bad input: the message is one sentence that says what to do.
 
     The command line prints it and exits with 2.
+
+    Examples:
+        >>> try:
+        ...     unfed.Config.preset("demoo")
+        ... except unfed.UnfedError as error:
+        ...     print(error)
+        There is no preset 'demoo'; ... Did you mean 'demo'?
     """
 
     exit_code = 2
 
 
 class Refused(UnfedError):
-    """A quorum or a gate said no: the input was fine, the outcome was not accepted. Exit code 3."""
+    """A quorum or a gate refused the outcome of valid input; the command line exits with 3.
+
+    It is an `UnfedError`. The old model stays in force, and the request stays owed.
+
+    Examples:
+        >>> try:
+        ...     outcome = run.forget(unfed.Request("soon", clients=("2",)), method="ft", until="recovered,1")
+        ... except unfed.Refused as refused:
+        ...     why = str(refused)
+    """
 
     exit_code = 3
 
@@ -43,7 +59,12 @@ class Halted(UnfedError):
 
 
 class UnfedWarning(UserWarning):
-    """Something works, but not as a reader might think."""
+    """A warning: the call works, but perhaps not as you expect.
+
+    Examples:
+        >>> import warnings
+        >>> warnings.simplefilter("error", unfed.UnfedWarning)  # stop at warnings
+    """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -41,7 +41,15 @@ _leave: ContextVar[_Leave] = ContextVar("unfed code", default=_Leave())  # noqa:
 
 @contextmanager
 def allow_code() -> Iterator[None]:
-    """Inside it, code that a config, a run folder or a request names may be imported and run."""
+    """Allow code that a config or a run folder names: your own data set, model or method.
+
+    Returns:
+        A context manager. Outside it, such a config is refused and nothing is imported.
+
+    Examples:
+        >>> with unfed.allow_code():
+        ...     config = unfed.Config.preset("demo")  # or your own file, which may name code
+    """
     with _given(_Leave(None)):
         yield
 

@@ -79,27 +79,43 @@ def unlearn(
     evaluate_every: int | None = None,
     **options: Any,
 ) -> Result:
-    """Make a model forget, and measure whether it did. The model that is handed in is not changed.
+    """Make a model forget, and measure whether it did. The given model is not changed.
 
-    - `retain`, `forget`: what stays and what leaves: pairs of tensors (x, y), dicts of tensors with `labels`, map-style
-      data sets or a DataLoader; or give the whole training set as `data` and `forget` as row numbers or a mask
-    - `test`: data the model never saw; without it neither Test nor the attack can be measured
-    - `method`: not, ft, randl, ga, badt, l1-sparse, ssd, salun, sealed or retrain, or a subclass of `Method` of your
-      own; `options` are its hyperparameters. Default: not, with a warning that it can be undone
-    - `epochs`, `lr`: the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
-      1e-4 (NoT: 10, from 0.1 to 1e-5; of few rows as many epochs as make 200 steps)
-    - `optimiser`: sgd, adam or adamw, with `momentum` (sgd) and `decay`
-    - `clip`: the largest l2 norm of a step's gradient, because a perturbed model's can kill the model; None is no
-      limit, as in the paper. Retrain has none
-    - `device`: by default where the model is
-    - `progress`: True prints a line per epoch to stderr; a function gets (epoch, epochs, numbers or None)
-    - `checkpoint`: a folder: a call that was killed and is made again goes on there, bit-equal; `unfed report` and
-      `unfed status` read it
-    - `factory`: builds a fresh model, for methods that need one (retrain, badt); without it every layer's
-      `reset_parameters` is used, and a model that this does not reach is refused
-    - `retrain`: the reference for the gap: True (200 epochs), a number of epochs, or a model you retrained; of the
-      evaluated epochs the one with the best test accuracy counts, as in the paper
-    - `evaluate_every`: epochs between two evaluations; by default ten in all
+    Data are pairs of tensors (x, y), dicts of tensors with `labels`, map-style data sets or a DataLoader.
+
+    Args:
+        model: A trained module.
+        forget: What leaves; with `data`, row numbers or a mask.
+        retain: What stays; or give `data` instead.
+        data: The whole training set.
+        test: Data that the model never saw; needed for test accuracy and the attack.
+        method: not, ft, randl, ga, badt, l1-sparse, ssd, salun, sealed, led or retrain, or a subclass of `Method`.
+            Default: not, with a warning that it can be undone.
+        epochs: The budget. Default: the paper's 50 (NoT: 10, or 200 steps if that is more).
+        lr: The first learning rate. Default: a cosine from 0.01 to 1e-4 (NoT: 0.1 to 1e-5).
+        batch: Rows per step.
+        momentum: SGD's momentum.
+        decay: Weight decay.
+        optimiser: sgd, adam or adamw.
+        clip: The largest l2 norm of a gradient; None: no limit. Retrain has none.
+        device: Default: where the model is.
+        seed: The seed of every draw.
+        progress: True prints a line per epoch; a function gets (epoch, epochs, numbers or None).
+        checkpoint: A folder. A call that was killed continues there, bit-equal; `unfed report` reads it.
+        factory: Makes a fresh model, for retrain and badt. Default: every layer's `reset_parameters`.
+        retrain: The reference for the gap: True (200 epochs), a number of epochs, or a model that you retrained.
+        evaluate_every: Epochs between two evaluations. Default: ten evaluations.
+        options: Hyperparameters of the method.
+
+    Returns:
+        The new model, with measurements before and after.
+
+    Raises:
+        UnfedError: An input does not fit; the message says which and how to mend it.
+
+    Examples:
+        >>> result = unfed.unlearn(model, data=(x, y), forget=[0, 1, 2], method="retrain", epochs=1)
+        >>> fresh = result.model
     """
     if method is None:
         method = NoT.name

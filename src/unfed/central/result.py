@@ -22,7 +22,16 @@ NO_RETRAIN = not_measured("no Retrain")
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """An unlearned model with the evidence. Printing it gives a table of five lines and the verdict."""
+    """What `unfed.unlearn` returns: the new model, and measurements before and after.
+
+    Print it for a table and the verdict.
+
+    Examples:
+        >>> result = unfed.unlearn(model, data=(x, y), forget=[0, 1, 2], method="ft", epochs=1)
+        >>> result.gap
+        'not measured: no Retrain'
+        >>> page = result.report("report.html")
+    """
 
     model: nn.Module
     """The unlearned model, a new module; the one that was handed in is as it was."""
@@ -44,7 +53,17 @@ class Result:
         return NO_RETRAIN if self.retrain is None else average_gap(self.after, self.retrain)
 
     def report(self, path: str | Path | None = None) -> str:
-        """The HTML report as text; with a path it is also written there."""
+        """Make the HTML report.
+
+        Args:
+            path: Where to write it too; None writes nothing.
+
+        Returns:
+            The report as text.
+
+        Raises:
+            UnfedError: The file cannot be written.
+        """
         from unfed.report.html import render  # draws with matplotlib, which takes a second to import
 
         page = render(self.info, self.lines, rule="last")
@@ -60,7 +79,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The same in one or two sentences, with the next step where something is left to forget."""
+        """Whether the model forgot, in one or two sentences with the next step."""
         if (found := self.forgetting) is None:
             return "Retrain never saw these rows."
         other = "other layers=" if self.after["method"] == "not" else "more epochs="
@@ -68,7 +87,7 @@ class Result:
 
     @property
     def note(self) -> str:
-        """The sentence on a model that lost much of what it knew; else nothing."""
+        """A warning if the model lost much accuracy; else empty."""
         other = ', fewer layers=, or method="sealed"' if self.after["method"] == "not" else ", or fewer layers="
         return fell(self.before, self.after, f"more epochs=, another lr={other}")
 

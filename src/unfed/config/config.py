@@ -112,7 +112,15 @@ def _as_list(value: Any) -> Any:
 
 
 class Config(ConfigTable):
-    """The whole experiment."""
+    """The description of one experiment; every key is in the configuration reference.
+
+    Make one with `preset`, `read` or `parse`.
+
+    Examples:
+        >>> config = unfed.Config.preset("demo", ["training.rounds=20"])
+        >>> config.training.rounds
+        20
+    """
 
     name: str = "run"
     """The run's name; its folder is runs/NAME, or --out."""
@@ -164,6 +172,7 @@ class Config(ConfigTable):
 
     @property
     def seed_list(self) -> tuple[int, ...]:
+        """The seeds, one for each repetition."""
         return (self.seed,) if isinstance(self.seed, int) else self.seed
 
     def method(self, label: str) -> all_methods.Method:
@@ -206,7 +215,18 @@ class Config(ConfigTable):
 
     @staticmethod
     def read(path: str | Path, sets: Sequence[str] = ()) -> Config:
-        """A TOML file, with `key.path=value` changes on top. Paths in it are relative to the file."""
+        """Read a TOML file. Paths in it are relative to the file.
+
+        Args:
+            path: The file.
+            sets: Changes on top: `["training.rounds=20"]`.
+
+        Returns:
+            The config.
+
+        Raises:
+            UnfedError: The file cannot be read, or a key or value is wrong.
+        """
         path = Path(path)
         if path.is_dir():
             run = f"`{typed('resume', path)}` goes on with the run in it" if (path / "run.json").is_file() else ""
@@ -227,7 +247,18 @@ class Config(ConfigTable):
 
     @staticmethod
     def preset(name: str, sets: Sequence[str] = ()) -> Config:
-        """A config that comes with the package."""
+        """Take a config that comes with the package.
+
+        Args:
+            name: Such as `demo` or `cifar10-cnn`.
+            sets: Changes on top: `["training.rounds=20"]`.
+
+        Returns:
+            The config.
+
+        Raises:
+            UnfedError: There is no such preset, or a change is wrong.
+        """
         expect(name, str, "A preset's name")
         if name not in presets():
             raise UnfedError(f"There is no preset {name!r}; use {listed(presets())}.{nearest(name, presets())}")
@@ -236,9 +267,18 @@ class Config(ConfigTable):
 
     @staticmethod
     def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), file: Path | None = None) -> Config:
-        """A config from plain values, methods and all; every mistake becomes one sentence.
+        """Make a config from plain values.
 
-        Code that it names must have been allowed (`unfed.allow_code`). `file` is where it was read.
+        Args:
+            raw: The values, as TOML would give them.
+            sets: Changes on top: `["training.rounds=20"]`.
+            file: Where the values were read; paths are relative to it.
+
+        Returns:
+            The config.
+
+        Raises:
+            UnfedError: A key or value is wrong, or the config names code without `unfed.allow_code`.
         """
         values = _deep_copy(raw)
         for change in sets:

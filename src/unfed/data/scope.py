@@ -67,7 +67,28 @@ VIEWS: tuple[View, ...] = get_args(View)
 
 @dataclass(frozen=True)
 class Request:
-    """One deletion request: some clients, some classes, or some samples."""
+    """One deletion request: some clients, some classes, or some samples.
+
+    Give exactly one of `clients`, `classes`, `samples`, `rows` and `fraction`.
+
+    Args:
+        id: The request's name; its random draws depend on it.
+        clients: Names of the clients that leave.
+        classes: Numbers of the classes to forget, at every client.
+        samples: Single rows, as (client, position).
+        fraction: A random share of every client's rows.
+        deleted: Whether the owners have deleted the data already.
+        listed: SHA-256 of the file that listed the samples.
+        rows: Single rows by their number in the data set, from 0 on.
+        purged: Whether a run has purged the request.
+
+    Raises:
+        UnfedError: Nothing is named, two things are named, or a value has the wrong type.
+
+    Examples:
+        >>> unfed.Request("bye", clients=("3",)).subject
+        'client 3'
+    """
 
     id: str
     clients: tuple[str, ...] = ()

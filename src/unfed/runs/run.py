@@ -70,7 +70,16 @@ Builder = Callable[[RunFolder, Config, int], World]
 
 
 class Run(RunRecord):
-    """A run folder with the work that belongs to it; `build` makes its worlds, in whatever setting."""
+    """A run folder and the work in it: train, compare methods, serve deletion requests.
+
+    Make one with `create`, or `open` one that is there. `build` makes its worlds, in whatever setting.
+
+    Examples:
+        >>> run = unfed.Run.create(unfed.Config.preset("demo"), "runs/new")
+        >>> run.execute()
+        >>> run.forget(unfed.Request("bye", clients=("3",))).status
+        'done'
+    """
 
     def __init__(self, folder: RunFolder, build: Builder = as_it_began) -> None:
         super().__init__(folder)
@@ -84,9 +93,19 @@ class Run(RunRecord):
     @staticmethod
     @process_as_before()
     def create(config: Config, folder: str | Path, world: World | None = None, build: Builder = as_it_began) -> Run:
-        """A new run folder, once everything that can be known beforehand was found right.
+        """Make a new run folder, after all checks that need no training.
 
-        Without a world of this config, the one of its first repetition is simulated.
+        Args:
+            config: The experiment.
+            folder: A path where nothing lies yet.
+            world: A world of this config; default: a simulated one.
+            build: Makes the worlds of further repetitions.
+
+        Returns:
+            The run; `execute` starts the work.
+
+        Raises:
+            UnfedError: The config cannot be served, or the folder is taken.
         """
         expect(config, Config, "A config, such as unfed.Config.preset('demo'),")
         expect(folder, (str, Path), "The path of a new folder")
@@ -117,7 +136,18 @@ class Run(RunRecord):
 
     @staticmethod
     def open(folder: str | Path, only: Collection[str] | None = None) -> Run:
-        """A run that is there; with `only`, as if its comparison had these methods and no others."""
+        """Open a run folder.
+
+        Args:
+            folder: Its path.
+            only: Read only these methods of its comparison; default: all.
+
+        Returns:
+            The run.
+
+        Raises:
+            UnfedError: There is no run in this folder.
+        """
         expect(folder, (str, Path), "An unfed.Run, or the path of its folder,")
         run = Run(RunFolder(folder))
         run.only = None if only is None else frozenset(only)
@@ -150,7 +180,15 @@ class Run(RunRecord):
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def execute(self, watch: Watch | None = None) -> None:
-        """Do whatever is not done yet: train, compare, serve. Which requests failed here is said at the end."""
+        """Do what is not done yet: train, compare methods, serve requests.
+
+        Args:
+            watch: Hears of every round.
+
+        Raises:
+            UnfedError: Another process works in this folder.
+            Refused: A request was denied; the others were served.
+        """
         failed = self._first_then_serve(watch, self._train_and_compare)
         if failed is None:
             raise UnfedError(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
@@ -332,10 +370,9 @@ class Run(RunRecord):
         expires: str | None = None,
         how: RequestOptions | None = None,
     ) -> Outcome:
-        """Take a client, a class or samples out.
+        """Take a client, a class or samples out, and serve every other request that waits.
 
-        Asked twice it is done once; one that was denied is tried again. Everything that waits is served. What becomes
-        of the others is a warning at most; only this one's own refusal is raised.
+        The same request is served once; a denied one is tried again.
 
         Args:
             request: What to forget.
@@ -346,6 +383,13 @@ class Run(RunRecord):
             watch: Hears of every round.
             expires: A date by which the request must be begun.
             how: Hyperparameters, and what the gate allows.
+
+        Returns:
+            The request as it stands, and a `status`: done, already done, withdrawn or queued.
+
+        Raises:
+            UnfedError: The request cannot be served.
+            Refused: It was denied, by the gate or because its rounds did not suffice.
         """
         expect(request, Request, "A request, such as unfed.Request('bye', clients=('3',)),")
         entry, finished = self.ask(request, method, until, seed, expires, how)
@@ -402,19 +446,34 @@ class Run(RunRecord):
             raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
 
     def plan(self, request: Request, seed: int | None = None, how: RequestOptions | None = None) -> list[Offer]:
-        """What each method would cost for a request, whether it lasts, and why it is refused if it is.
+        """Say what each method would cost for a request and whether it lasts. Nothing is run or written.
 
-        Nothing is run and nothing is written. Costs are those of the training for as many rounds.
+        Args:
+            request: What to forget.
+            seed: The repetition, where the run has several.
+            how: Hyperparameters, and what the gate allows.
+
+        Returns:
+            One offer per method, with the reason if it cannot serve the request.
+
+        Raises:
+            UnfedError: The run has no such client.
         """
         self.permit()
         self._refuse_stranger(request)
         return admission.Admission(self).plan(request, self.one_seed(seed), how or RequestOptions())
 
     def withdraw(self, request: str) -> Entry:
-        """Let a request go, by its id: its rows take part again, from the next round on.
+        """Withdraw a request that is not fulfilled. Its rows train again from the next round on.
+
+        Args:
+            request: Its id.
+
+        Returns:
+            The request as it stands.
 
         Raises:
-            UnfedError: A client signed it; then only the client's signed revocation takes it back.
+            UnfedError: There is no such request, it is fulfilled, or only the client that signed it can revoke it.
         """
         return self.queue.withdraw(request)
 
@@ -429,7 +488,15 @@ class Run(RunRecord):
         return line[-1].job if line else self.training_job(seed)
 
     def current(self, seed: int, besides: Collection[str] = ()) -> Params:
-        """The model in force."""
+        """The model in force.
+
+        Args:
+            seed: The repetition.
+            besides: Ids of requests that do not count.
+
+        Returns:
+            Its tensors by name.
+        """
         return self._model(self.current_job(seed, besides))
 
     def _model(self, job: Job) -> Params:
@@ -454,7 +521,19 @@ class Run(RunRecord):
         return self.folder.load_model(job)
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
-        """The model that a method left, or the one in force, ready to be used in this run's world."""
+        """A model of the run, ready to be used in its world; by default the one in force.
+
+        Args:
+            seed: The repetition, where the run has several.
+            request: The request that it was made for.
+            method: The method that made it; `train` is the model before.
+
+        Returns:
+            Its tensors by name.
+
+        Raises:
+            UnfedError: There is no such model.
+        """
         return self._model(self.job_of(seed, request, method))
 
     def saved(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
