@@ -3,8 +3,9 @@
     python benchmarks/prices_table.py TABLE.csv FIGURE.svg LINES.jsonl …
 
 The table has one row per regime, scope and recipe: means over seeds and, behind ±, half the 95 % interval (Student's t)
-of the difference to the tuned Retrain (`REFERENCE`) of the same seeds. The figure shows test accuracy against the trace, which is
-the larger of the backdoor itself and the backdoor read by θ*'s head through a linear map, with the rounds as area.
+of the difference to the tuned Retrain (`REFERENCE`) of the same seeds. The figure shows test accuracy against the
+trace, which is the larger of the backdoor itself and the backdoor read by θ*'s head through a linear map, with the
+rounds as area.
 """
 
 from __future__ import annotations
