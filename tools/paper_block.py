@@ -18,7 +18,7 @@ from unfed.errors import UnfedError
 from unfed.paper import record
 from unfed.paper.build import refuse_revised
 from unfed.requests.entry import now
-from unfed.runs.progress import OutOfTime, QuietWatch, Watch
+from unfed.runs.progress import OutOfTime, Watch
 from unfed.runs.run import Run
 from unfed.studies.same_training import take_training
 
@@ -70,7 +70,7 @@ def block(run: Run, results: Path, commit: str, moment: float | None, labels: Se
     refuse_revised(run, labels)
     for label in labels:
         run.only, started = frozenset({label}), time.monotonic()
-        ended = outcome_of(run, watched_until(QuietWatch(), moment))
+        ended = outcome_of(run, watched_until(Watch(), moment))
         run.only = None
         print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
         kept_so_far(run, results, commit)

@@ -30,7 +30,7 @@ from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError, nearest
 from unfed.paper.build import refuse_revised
 from unfed.requests.entry import now
-from unfed.runs.progress import Deadline, QuietWatch, Watch
+from unfed.runs.progress import Deadline, Watch
 from unfed.runs.run import Run
 from unfed.runs.world import World, local_engine, process_as_before
 from unfed.studies.same_training import take_results, take_training
@@ -80,11 +80,11 @@ def together(
             " --together out."
         )
     base.only = frozenset()
-    ended = outcome_of(base, watched_until(QuietWatch(), moment))
+    ended = outcome_of(base, watched_until(Watch(), moment))
     print(f"{now()} θ*: {ended.said}", flush=True)
     if ended.code:
         return ended.code
-    table, at_once = Table(world.device), Deadline(QuietWatch(), lambda: True)
+    table, at_once = Table(world.device), Deadline(Watch(), lambda: True)
     spent = (lambda: False) if moment is None else (lambda: time.monotonic() >= moment)
     shared, codes = replace(world, engines=SharedEngines(table)), dict[str, int]()
 
@@ -114,14 +114,14 @@ def together(
             return 130
         stacked = [label for label in runs if label not in failed]
         try:
-            in_step = QuietWatch() if moment is None else Deadline(QuietWatch(), passed_in_step(table, moment))
+            in_step = Watch() if moment is None else Deadline(Watch(), passed_in_step(table, moment))
             table.run([partial(work, label, runs[label], in_step, stacked) for label in stacked])
         except Exception as error:
             print(f"{now()} the stack: failed: {type(error).__name__}: {error}; one by one", flush=True)
             alone, codes = {*alone, *stacked}, {label: codes[label] for label in failed}
     for label in configs:
         if label in alone and 130 not in codes.values():
-            work(label, opened(label, world), watched_until(QuietWatch(), moment))
+            work(label, opened(label, world), watched_until(Watch(), moment))
     return max(codes.values(), default=0)
 
 

@@ -13,7 +13,7 @@ from unfed.errors import UnfedError
 from unfed.methods import NoT
 from unfed.report.rules import rows
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_in_the_middle_ends_bit_equal(done: Run, tmp_path:
     class Killed(Exception):
         pass
 
-    class Kill(QuietWatch):
+    class Kill(Watch):
         def goes_on(self, job: Job, round: int, *rest: Any) -> None:
             if job.label == label and round == 2:
                 raise Killed

@@ -15,7 +15,7 @@ from unfed.engines import choice
 from unfed.engines.choice import fixed_library, fixed_order
 from unfed.remote.client import describe, node_data_of
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.world import process_as_before
 from worlds import Small
@@ -62,7 +62,7 @@ def test_a_node_leaves_it_out_too_before_it_computes_anything(small: Small, monk
         assert not onednn.enabled
 
 
-class Looking(QuietWatch):
+class Looking(Watch):
     """Notes, from before the first round on, which float32 products the process computes."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from unfed.federation.state import State
 from unfed.methods import NoT
 from unfed.model.params import Params
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 
 
@@ -87,7 +87,7 @@ def test_a_job_takes_its_states_from_algorithm_1(tmp_path: Path, monkeypatch: py
     assert drawn == [("retrain", 0), ("retrain", 1), ("retrain", 2), ("not", 0), ("not", 1), ("not", 2)]
 
 
-class Onlooker(QuietWatch):
+class Onlooker(Watch):
     """Keeps what it is told of a method's job."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from unfed.folder.histories import HistoryLog
 from unfed.methods import FUKD, PGD, FedEraser
 from unfed.model.params import Params
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
@@ -152,7 +152,7 @@ def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path: Path)
 @pytest.mark.parametrize(("name", "scope"), [case for case in SERVED if case[1] != "instance"])
 def test_a_method_survives_a_crash_at_every_write(name: str, scope: str, tmp_path: Path) -> None:
     whole = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "whole")
-    whole._train(0, QuietWatch())
+    whole._train(0, Watch())
     with kept_before_every_write(tmp_path / "whole", tmp_path / "killed") as kept:
         whole.execute()
     truth = outcome(tmp_path / "whole")
@@ -172,7 +172,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
     name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "run")
-    theta, world = run._train(0, QuietWatch()), run.world(0)
+    theta, world = run._train(0, Watch()), run.world(0)
     clients = world.scoped(run.config.requests()).values()
     forgotten = {int(row) for c in clients for row in c.rows[c.view("forget")]}
     touched = set()
@@ -183,7 +183,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
         return original(client, order, draws, begin, end)
 
     monkeypatch.setattr(step, "fetch", seen)
-    run._compare(0, theta, QuietWatch())
+    run._compare(0, theta, Watch())
     assert bool(touched & forgotten) == ("forget" in run.config.method(name).needs)
     held = {int(row) for c in world.clients for row in c.rows[c.val]}
     assert bool(touched & held) == (name == "fukd")

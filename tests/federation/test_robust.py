@@ -23,7 +23,7 @@ from unfed.methods.finetune import FineTune
 from unfed.methods.retrain import Retrain
 from unfed.remote.server import run as serve_nodes
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small, experiment, run_config, saved, serve
@@ -301,7 +301,7 @@ def test_what_is_usual_survives_a_crash_bit_for_bit(small: Small, tmp_path: Path
     whole.execute()
     job = Job(0, None, "train")
 
-    class Stop(QuietWatch):
+    class Stop(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             if state.round == 2:
                 raise KeyboardInterrupt

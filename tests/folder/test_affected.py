@@ -28,7 +28,7 @@ from unfed.folder.purge import purge
 from unfed.methods import State
 from unfed.requests.entry import Job
 from unfed.runs import probe as probing
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.record import affected
 from unfed.runs.run import Run
 
@@ -238,7 +238,7 @@ def test_over_flower_the_way_on_is_a_run_config_and_no_command_of_ours(run: Run)
 # --- what comes over from before --------------------------------------------------------------------------------------
 
 
-class Begun(QuietWatch):
+class Begun(Watch):
     """Keeps the first state of every job."""
 
     def __init__(self) -> None:

@@ -1,10 +1,9 @@
-"""A run folder means the same after the files it was made from are gone; one of the layout before is still read."""
+"""A run folder means the same after the files it was made from are gone; one of another layout is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from unfed.report.html import config_text
 from unfed.runs.run import Run
 from worlds import Small
 
-OLD = Path(__file__).parents[1] / "fixtures" / "schema-1"
 ROWS = (("0", 0), ("0", 3), ("1", 2))
 TEXT = "client,position\n0,0\n0,3\n1,2\n"
 
@@ -91,32 +89,18 @@ def test_a_page_shows_where_a_list_was_read_and_not_who_is_on_it(listed: Any, tm
     assert "sha256" in shown and str(file) in shown and "client,position" not in shown
 
 
-# --- the layout before ------------------------------------------------------------------------------------------------
+# --- another layout ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Any:
-    """A run made by an older version (commit aba1fcb); its list of samples is gone."""
-    return Path(shutil.copytree(OLD, tmp_path / "old"))
-
-
-@pytest.mark.parametrize("command", ["status", "report", "export", "evaluate"])
-def test_a_folder_of_layout_1_is_read(old: Any, tmp_path: Path, command: Any) -> None:
-    more = ["--out", str(tmp_path / "out.safetensors")] if command == "export" else []
-    found = CliRunner().invoke(app, [command, str(old), *more], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    if command == "status":
-        assert "finished" in found.output and "request client-2: fulfilled" in found.output
-
-
-@pytest.mark.parametrize(
-    "work", [lambda run: run.execute(), lambda run: run.forget(Request("r", clients=("1",)), "not")]
-)
-def test_no_work_goes_on_in_a_folder_of_layout_1(old: Any, work: Any) -> None:
-    before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
-    with pytest.raises(UnfedError, match="layout 1: status, report, export and evaluate read it.* unfed 0.1.0"):
-        work(Run.open(old))
-    assert before == {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
+@pytest.mark.parametrize("layout", [1, 3, None])
+def test_a_folder_of_another_layout_is_refused(listed: Any, tmp_path: Path, layout: int | None) -> None:
+    Run.create(listed[0], tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema": layout}))
+    with pytest.raises(
+        UnfedError, match=f"was written in layout {layout}, this version reads layout 2; use the version"
+    ):
+        Run.open(tmp_path / "run")
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

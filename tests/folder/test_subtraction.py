@@ -38,7 +38,7 @@ from unfed.model.params import digests, fingerprint
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust.findings import findings
@@ -59,7 +59,7 @@ ANOTHER, LAST = Request("another", clients=("1",)), Request("last", clients=("3"
 
 
 @dataclass
-class Attacker(QuietWatch):
+class Attacker(Watch):
     """Keeps every model that a run went through, and knows how each reads every row."""
 
     run: Run

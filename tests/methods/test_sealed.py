@@ -28,7 +28,7 @@ from unfed.model.networks import build
 from unfed.model.params import Params, params_of
 from unfed.model.sealing import NAMES, SEALS, seal, solved, statistics_afresh
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import serve
@@ -253,7 +253,7 @@ def test_a_run_draws_the_head_for_a_class_and_keeps_it_for_a_client(tmp_path: Pa
     run = trained(tmp_path / "run")
     was = dict(run.current(0))
 
-    class Watching(QuietWatch):
+    class Watching(Watch):
         begun: ClassVar[list[Params]] = []
 
         def saved(self, job: Job, state: State, histories: Any) -> None:

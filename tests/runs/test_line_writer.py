@@ -18,7 +18,7 @@ from unfed.measures import attacks, evaluator
 from unfed.model.networks.blocks import computed_by
 from unfed.requests.entry import Job
 from unfed.runs.job import LineWriter
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small
@@ -26,7 +26,7 @@ from worlds import Small
 SETS = ("training.rounds=4", "unlearning.rounds=1", "evaluation.every=2", "checkpoint.seconds=1000")
 
 
-class Told(QuietWatch):
+class Told(Watch):
     """Writes down what it is told, and how many lines lay in the folder then."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_nobody_waits_for_the_news_of_a_round_that_is_not_evaluated(tmp_path: Pa
 
 
 def test_the_line_of_a_round_is_kept_where_the_next_round_is_interrupted(small: Small, tmp_path: Path) -> None:
-    class Impatient(QuietWatch):
+    class Impatient(Watch):
         def reached(self, job: Job, state: Any, asked: Any) -> None:
             if state.round == 3:
                 raise KeyboardInterrupt

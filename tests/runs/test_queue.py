@@ -36,7 +36,7 @@ from unfed.folder.info import InForce
 from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.status import in_force, status
 from unfed.runs.world import World
@@ -604,7 +604,7 @@ def test_who_waits_is_not_asked_to_help_another_begin(run: Run) -> None:
 def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template: tuple[Path, World], tmp_path: Path) -> None:
     config = Config.parse({}, [*SETS, "request.clients=['0']"])
     run = Run.create(config, tmp_path / "run", replace(template[1], config=config))
-    run._train(0, QuietWatch())
+    run._train(0, Watch())
     queue(run, client("a", 3))
     run.execute()
     asked = {(x["request"], t): c for x in run.lines() if "asked" in x for t, c in x["asked"].items() if x["request"]}
@@ -660,24 +660,6 @@ def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(run: Run, tmp_pa
             except Refused as error:
                 assert "'b'" in str(error)
         assert outcome(folder) == truth and described(opened(folder, run.world(0))) == entries, folder
-
-
-def test_requests_of_the_time_before_states_are_read(run: Run) -> None:
-    """Layout 1: a request whose job had ended was served, any other was waiting."""
-    run.forget(client("a", 3), "fake", 1)
-    run.forget(client("b", 2), "fake", 1)
-    queue(run, client("c", 1))
-    for file in (run.folder.path / "requests").glob("*.json"):
-        raw = json.loads(file.read_text())
-        known = ("number", "request", "method", "until", "created", "seed", "described")
-        file.write_text(json.dumps({**{name: raw[name] for name in known}, "schema": 1}))
-    old = again(run)
-    assert states(old) == {"a": "fulfilled", "b": "fulfilled", "c": "open"}
-    assert old.current_job(0) == Job(0, "b", "fake")
-    old.execute()
-    assert states(old) == {"a": "fulfilled", "b": "fulfilled", "c": "fulfilled"}
-    assert [e.earlier for e in old.folder.book().entries] == [(), ("a",), ("a", "b")]
-    assert old.current_job(0) == Job(0, "c", "fake")
 
 
 def test_a_request_file_cannot_name_a_file_elsewhere(run: Run) -> None:

@@ -20,7 +20,7 @@ from unfed.folder.purge import purge
 from unfed.methods import Retrain, State
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.record import affected
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -117,7 +117,7 @@ def _handed(server: Any, rounds: int) -> Any:
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_killed_training_keeps_the_same_models(run: Run, small: Small, tmp_path: Path, after: int) -> None:
-    class Killed(QuietWatch):
+    class Killed(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             if state.round == after:
                 raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_a_killed_training_keeps_the_same_models(run: Run, small: Small, tmp_pat
 def test_a_killed_request_goes_on_to_the_same_bits(run: Run, tmp_path: Path) -> None:
     copy, bye = Path(shutil.copytree(run.folder.path, tmp_path / "copy")), Request("bye", clients=(late(run, 1),))
 
-    class Killed(QuietWatch):
+    class Killed(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             raise KeyboardInterrupt
 
@@ -237,7 +237,7 @@ def test_a_training_that_began_at_a_checkpoint_is_refused(run: Run, small: Small
 def test_models_of_rounds_that_were_taken_back_are_not_kept(small: Small, tmp_path: Path) -> None:
     run = Run.create(small(*SETS), tmp_path / "run")
 
-    class Killed(QuietWatch):
+    class Killed(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             if state.round == 5:
                 raise KeyboardInterrupt

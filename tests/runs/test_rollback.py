@@ -20,7 +20,7 @@ from unfed.folder.check import check
 from unfed.folder.job_notes import JobNotes
 from unfed.measures.trajectory import job_of
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.run import Run
 from worlds import ALL_DIGITS, Small, assert_same, saved
@@ -29,7 +29,7 @@ TRAIN, FORGET = Job(0, None, "train"), Job(0, "leaves", "not")
 BATCHED = 'engine.name="batched"'
 
 
-class Stop(QuietWatch):
+class Stop(Watch):
     """Ends the process, so to say, after the save of a round."""
 
     def __init__(self, job: Job, round: int) -> None:

@@ -22,7 +22,7 @@ from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.requests.saved_state import SavedState
 from unfed.runs.description import versions
-from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
+from unfed.runs.progress import Deadline, OutOfTime, Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.studies.cohort import of_seed
@@ -112,7 +112,7 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
 
 
 def test_a_run_killed_inside_a_cycle_goes_on_with_the_same_rates(small: Small, tmp_path: Path) -> None:
-    class KilledAt(QuietWatch):
+    class KilledAt(Watch):
         def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
             if (job.label, state.round) == ("not", 4):
                 raise Crash
@@ -166,7 +166,7 @@ def test_what_changed_since_a_run_was_begun_is_said_and_written_down(
     assert run.description.versions == versions()
 
 
-class Counting(QuietWatch):
+class Counting(Watch):
     """Notes the states that a process reaches."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ def test_the_process_is_left_with_its_own_threads(
         run = Run.create(small("training.rounds=1", "unlearning.rounds=1", "engine.threads=1"), tmp_path / "run")
         assert torch.get_num_threads() == 2
         seen = []
-        watch = QuietWatch()
+        watch = Watch()
         monkeypatch.setattr(watch, "goes_on", lambda *args: seen.append(torch.get_num_threads()))
         run.execute(watch)
         assert set(seen) == {1} and torch.get_num_threads() == 2
@@ -336,10 +336,10 @@ def test_every_seed_begins_at_the_checkpoint_that_the_run_was_created_with(
     about = json.loads((before / "run.json").read_text())
     del about["initial"]  # as runs were created before that was noted
     (before / "run.json").write_text(json.dumps(about))
-    run._train(0, QuietWatch())
+    run._train(0, Watch())
     begun = Run.create(small(*sets, "seed=[0]", "training.rounds=2"), tmp_path / "begun")
     with pytest.raises(OutOfTime):
-        begun.execute(Deadline(QuietWatch(), lambda: True))
+        begun.execute(Deadline(Watch(), lambda: True))
     world = run.world(0)
     assert of_seed(world, 1).checkpoint == world.checkpoint
     storage.save(file, other, {})
@@ -368,14 +368,14 @@ def test_the_checkpoint_that_a_run_began_at_is_needed_only_while_a_seed_still_be
     del about["initial"]  # as runs were created before that was noted: nothing else tells that it is gone
     (tmp_path / "run" / "run.json").write_text(json.dumps(about))
     run = Run.open(run.folder.path)
-    run._train(0, QuietWatch())
+    run._train(0, Watch())
     file.rename(tmp_path / "elsewhere")
     with pytest.raises(UnfedError, match=r"no checkpoint model.initial at .*, which a seed still begins at; restore"):
         Run.open(run.folder.path).execute()
     assert run.folder.saved(Job(1, None, "train")) is None
     (tmp_path / "elsewhere").rename(file)
     with pytest.raises(OutOfTime):  # after the first round of the second seed's training
-        Run.open(run.folder.path).execute(Deadline(QuietWatch(), lambda: True))
+        Run.open(run.folder.path).execute(Deadline(Watch(), lambda: True))
     file.unlink()
     Run.open(run.folder.path).execute()
     for job in (Job(seed, request, label) for seed in (0, 1) for request, label in ((None, "train"), ("a", "ft"))):

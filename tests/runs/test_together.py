@@ -27,7 +27,7 @@ from unfed.requests.entry import Job
 from unfed.requests.gate import Decision, NotPassed
 from unfed.requests.options import RequestOptions
 from unfed.runs import serving
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.runs.together import MethodTurn
@@ -75,7 +75,7 @@ def test_two_clients_together_are_one_request_for_both_to_the_bit(run: Run, trai
     one = Run.open(tmp_path / "one")
     # The queue keeps the name of a shared job to itself, so a method is given its turn by hand.
     both = Request("together-1", clients=("1", "2"))
-    alone = one.unlearn(MethodTurn(0, [both], "not", one.config.method("not"), one.current(0)), QuietWatch())
+    alone = one.unlearn(MethodTurn(0, [both], "not", one.config.method("not"), one.current(0)), Watch())
     assert one.world(0).dtype == torch.float64 and alone.round == 2
     assert same(run.current(0), alone.params)
 
@@ -163,7 +163,7 @@ def test_one_that_is_withdrawn_before_the_start_leaves_the_others(run: Run) -> N
     assert "2" in asked[-1]["2"]
 
 
-class Withdrawing(QuietWatch):
+class Withdrawing(Watch):
     """Somebody takes a request back while it is at work."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -180,7 +180,7 @@ def test_one_that_is_withdrawn_at_work_leaves_the_others_to_begin_anew(run: Run,
     shutil.copytree(trained, tmp_path / "one")
     one = Run.open(tmp_path / "one")
     both = Request("together-1", clients=("1", "3"))
-    alone = one.unlearn(MethodTurn(0, [both], "not", one.config.method("not"), one.current(0)), QuietWatch())
+    alone = one.unlearn(MethodTurn(0, [both], "not", one.config.method("not"), one.current(0)), Watch())
     assert same(run.current(0), alone.params)
 
 

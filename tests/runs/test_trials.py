@@ -20,7 +20,7 @@ from unfed.methods import PGD, FineTune, Led, NoT, Retrain, State
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.job import try_rates
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.studies.cohort import task_of
@@ -79,7 +79,7 @@ def test_the_rate_of_the_best_trial_is_taken_and_the_job_is_that_of_this_rate(ru
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_killed_job_goes_on_at_the_same_rate(run: Run, tmp_path: Path, at: int) -> None:
-    class Killed(QuietWatch):
+    class Killed(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             if state.round == at:
                 raise KeyboardInterrupt

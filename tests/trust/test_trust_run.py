@@ -27,7 +27,7 @@ from unfed.requests import entry as requests
 from unfed.requests.options import RequestOptions
 from unfed.runs import record as trust_log
 from unfed.runs.description import request_id
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.record import RunRecord
 from unfed.runs.run import Run
 from unfed.trust import bundle, intake, logbook, request, signing
@@ -439,7 +439,7 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
     class Stop(BaseException):
         pass
 
-    class Stopped(QuietWatch):
+    class Stopped(Watch):
         def goes_on(self, *told: Any) -> None:  # after a round is logged, before it is saved
             raise Stop
 

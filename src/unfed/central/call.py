@@ -42,7 +42,7 @@ from unfed.report.tables import name_of
 from unfed.requests.entry import Job
 from unfed.requests.reversible import BY_DEFAULT, warn_of_way_back
 from unfed.runs.description import Call, description
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.together import MethodTurn
 from unfed.runs.world import World, process_as_before
@@ -404,7 +404,7 @@ def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 # --- looking on -------------------------------------------------------------------------------------------------------
 
 
-class _Progress(QuietWatch):
+class _Progress(Watch):
     """Hands every epoch of the method to the caller's function."""
 
     def __init__(self, tell: Progress) -> None:
@@ -414,7 +414,7 @@ class _Progress(QuietWatch):
         self._tell(round, rounds, line)
 
 
-class _Printed(QuietWatch):
+class _Printed(Watch):
     """Says on stderr where it is."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
@@ -427,4 +427,4 @@ class _Printed(QuietWatch):
 def _watch(progress: bool | Progress) -> Watch:
     if callable(progress):
         return _Progress(progress)
-    return _Printed() if progress else QuietWatch()
+    return _Printed() if progress else Watch()

@@ -26,7 +26,7 @@ from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
 from unfed.requests.entry import GateSaid, Job
 from unfed.requests.reversible import inverse_of
 from unfed.runs.probe import first_look
-from unfed.runs.progress import Clock, QuietWatch
+from unfed.runs.progress import Clock, Watch
 from unfed.runs.record import ending
 from unfed.runs.run import Outcome, Run
 from unfed.runs.status import in_force
@@ -56,7 +56,7 @@ class _TimeLeft(ProgressColumn):
         return Text(f"{clock_text(self._clock.seconds_left)} left", style="cyan")
 
 
-class Display(QuietWatch):
+class Display(Watch):
     """Live progress on a terminal; one line per job where there is none."""
 
     def __init__(self, run: Run, console: Console) -> None:
@@ -135,10 +135,10 @@ class Display(QuietWatch):
 
 
 @contextmanager
-def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | QuietWatch]:
+def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | Watch]:
     """What watches a run while it works: a display, unless it is silent."""
     if silent:
-        yield QuietWatch()
+        yield Watch()
         return
     with Display(run, console) as display:
         yield display

@@ -51,7 +51,6 @@ from unfed.requests.entry import Entry, Job
 from unfed.requests.saved_state import SavedState
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
-READ = (1, 2)
 KEY = "deny.key"
 GOOD = 3
 """How many good states before the newest one a training keeps until it has ended."""
@@ -96,10 +95,9 @@ def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
 def _description(path: Path) -> Description:
     """What a `run.json` says."""
     found = storage.read_json(path, "run description")
-    if not isinstance(found, dict) or found.get("schema") not in READ:
-        layout = found.get("schema") if isinstance(found, dict) else None
+    if (layout := found.get("schema") if isinstance(found, dict) else None) != SCHEMA:
         raise UnfedError(
-            f"{path.parent} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
+            f"{path.parent} was written in layout {layout!r}, this version reads layout {SCHEMA};"
             " use the version of unfed that wrote it."
         )
     return described(found, str(path))
@@ -115,7 +113,6 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._writes = False
         self._trajectory = TrajectoryFile(self.path)
         self._logs: dict[Path, HistoryLog] = {}
 
@@ -157,16 +154,6 @@ class RunFolder:
         if found is None:
             raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
         return found
-
-    def writable(self, description: Description) -> None:
-        """Refuse to go on in a folder of an older layout, which is only read."""
-        if description.layout != SCHEMA:
-            version = description.versions.get("unfed", "that wrote it")
-            raise UnfedError(
-                f"{self.path} was written in layout {description.layout}: status, report, export and evaluate read"
-                f" it, but work goes on only with unfed {version} as of layout {description.layout} (before sample"
-                " lists were kept in the folder); use that, or run the config anew."
-            )
 
     # --- trajectory -----------------------------------------------------------------------------------------------
 
@@ -403,10 +390,7 @@ class RunFolder:
 
     def filed(self) -> tuple[Entry, ...]:
         """Every deletion request whose file is there."""
-        return books.filed_here(self.path, self._left_model)
-
-    def _left_model(self, job: Job) -> bool:
-        return self.finished(job) and (self.model_file(job).exists() or self.buried(job) is not None)
+        return books.filed_here(self.path)
 
     def put_request(self, entry: Entry) -> None:
         """Write a request; the lock `requests` must be held."""
@@ -421,9 +405,6 @@ class RunFolder:
 
         It ends with the process, however it ends.
         """
-        if not self._writes and (self.path / "run.json").exists():
-            self.writable(self.description())
-        self._writes = True
         held = presence.at_work(self.path) if name == "work" else presence.held(self.path, name, -1 if wait else 0)
         with held as free:
             if free:

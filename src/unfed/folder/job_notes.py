@@ -6,7 +6,7 @@ It says what was spent and seen so far, and at what the job began.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from unfed import storage
@@ -63,26 +63,9 @@ class JobNotes:
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> JobNotes:
-        return JobNotes(
-            Ledger.from_json(raw["ledger"]),
-            raw["offset"],
-            raw["best"],
-            raw["best_round"],
-            raw["best_test"],
-            {int(r): c for r, c in raw["asked"].items()},
-            raw["refused"],
-            raw.get("beginning"),
-            raw.get("attempt", 0),
-            raw.get("missing"),
-            raw.get("watched", ""),
-            raw.get("forgetting"),
-            raw.get("usual", {}),
-            raw.get("good"),
-            raw.get("aside", []),
-            raw.get("careful", 0),
-            raw.get("fell"),
-            raw.get("tuned"),
-        )
+        known = {one.name: raw[one.name] for one in fields(JobNotes) if one.name in raw}
+        asked = {int(r): c for r, c in raw["asked"].items()}
+        return JobNotes(**{**known, "ledger": Ledger.from_json(raw["ledger"]), "asked": asked})
 
 
 def start_on(base: Mapping[str, Any] | None, saved: SavedState) -> int:

@@ -347,7 +347,7 @@ class Freed:
 
 def prune(folder: RunFolder, samples: Keep = "last", states: bool = True, dry_run: bool = False) -> list[Freed]:
     """Take away old scores of single rows, and second copies of models; pruning twice is pruning once."""
-    folder.writable(folder.description())
+    folder.description()  # what is no run folder is refused
     with folder.lock() as free:
         if not free:
             raise UnfedError(

@@ -86,7 +86,7 @@ class Differences:
         atoms = [self._atom(e.request.id, e.names, bool(e.left_by), e.request.deleted) for e in purged]
         self._parted: set[int] = set()
         for entry in purged:
-            near = [asked for asked in _compared(config) if overlap(owners(asked), owners(entry.request))]
+            near = [asked for asked in config.requests() if overlap(owners(asked), owners(entry.request))]
             alone = not (entry.earlier or entry.together or len(near) > 1)
             if near and not (alone and _same(near[0], entry.request)):
                 self._parted.add(entry.seed)
@@ -190,13 +190,6 @@ class Differences:
     def of_trajectory(self) -> bool:
         """Whether a number of the trajectory must go."""
         return any(self.of(line) != line for line in self._lines)
-
-
-def _compared(config: Config) -> list[Request]:
-    """The requests of a comparison; of a folder of layout 1 without those whose list lies outside it."""
-    return [
-        table.request(number) for number, table in enumerate(config.request, 1) if not isinstance(table.samples, Path)
-    ]
 
 
 def _same(one: Request, other: Request) -> bool:

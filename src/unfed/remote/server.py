@@ -49,7 +49,7 @@ from unfed.remote.options import CALLED, Options
 from unfed.remote.transport import Messenger, Speech, Transport
 from unfed.requests.entry import Job
 from unfed.runs import record
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import Network, data_set, pick_device, small_step
 from unfed.runs.world import DTYPES, World
@@ -347,7 +347,7 @@ def _same_list(opened: Run, options: Options) -> None:
         )
 
 
-def _unlearn(opened: Run, options: Options, request: Request, watch: QuietWatch) -> None:
+def _unlearn(opened: Run, options: Options, request: Request, watch: Watch) -> None:
     if options.checkpoint:
         adopt(opened, options.checkpoint)
     nodes = nodes_of(opened.world(opened.one_seed(None)))
@@ -387,7 +387,7 @@ def _public(path: str, config: Config) -> ClientData | None:
     return ClientData("server", Unlabelled(source), places, places, places[:0])
 
 
-class _Log(QuietWatch):
+class _Log(Watch):
     """One line per round in the self._log."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -8,7 +8,7 @@
     book.in_force(seed)               questions are pure: they read nothing, and change nothing
     folder.put_request(entry)         the only write of a request, under the lock `requests`
 
-The files are the only truth about the queue. Files of the time before states are read as what they meant then.
+The files are the only truth about the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from unfed import records, storage
@@ -133,39 +133,28 @@ def request_file(folder: Path, entry: Entry) -> Path:
     return folder / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
 
 
-def filed_here(folder: Path, left_model: Callable[[Job], bool]) -> tuple[Entry, ...]:
-    """Every request whose file is there, in its order; `left_model` knows which jobs came to their end."""
+def filed_here(folder: Path) -> tuple[Entry, ...]:
+    """Every request whose file is there, in its order."""
     read = [storage.unchanged(file, _entry) for file in sorted((folder / "requests").glob("*.json"))]
-    found = sorted((one for one in read if one is not None), key=lambda pair: pair[0].number)
-    moment, entries = now(), [entry for entry, _ in found]
-    entries = [entry.at(moment) if stated else _before_states(entry, entries, left_model) for entry, stated in found]
+    moment = now()
+    entries = [one.at(moment) for one in sorted((one for one in read if one is not None), key=lambda e: e.number)]
     # A purge that was killed may have come to its tombstones alone.
     dates = {grave.request: grave.date for grave in tombstones(folder).values()}
     return tuple(e.buried(dates[e.request.id]) if e.request.id in dates else e for e in entries)
 
 
-def _entry(file: Path) -> tuple[Entry, bool]:
-    """A request, and whether its file says where it stands."""
-    raw = storage.read_json(file, "request")
-    entry = Entry.from_json(raw, f"The request file {file}")
+def _entry(file: Path) -> Entry:
+    entry = Entry.from_json(storage.read_json(file, "request"), f"The request file {file}")
     check_id(entry.request.id, f"request id in {file}")
     check_label(entry.method, f"method in {file}")
-    return entry, "state" in raw
-
-
-def _before_states(entry: Entry, entries: Iterable[Entry], left_model: Callable[[Job], bool]) -> Entry:
-    """A request of the time before states: served in its order if its job has ended, else waiting."""
-    if not left_model(entry.job):
-        return entry
-    earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
-    return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
+    return entry
 
 
 def write_entry(folder: Path, entry: Entry) -> None:
     """Write a request's file; the lock `requests` must be held."""
     file, said = request_file(folder, entry), entry.to_json()
     storage.write_json(file, said)
-    storage.wrote(file, _entry, (Entry.from_json(json.loads(json.dumps(said))), True))
+    storage.wrote(file, _entry, Entry.from_json(json.loads(json.dumps(said))))
 
 
 # --- the list of what was filed ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from unfed.requests.options import RequestOptions, Until
 SHARED = "together-"
 """What the names of jobs begin with that several requests share."""
 
-SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
+SCHEMA = 2  # 1 had no states
 
 Standing = Literal["open", "in_progress", "fulfilled", "denied", "revoked", "expired"]
 Reason = Literal["refused", "not recovered", "gate", "by the operator"]
@@ -268,12 +268,9 @@ class Entry:
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
-        """The entry that `to_json` wrote, of this layout or the one before.
-
-        In the layout before there were no states: every request is read as open, and the folder knows better.
-        """
-        if not isinstance(raw, Mapping) or raw.get("schema") not in (1, SCHEMA):
+        """The entry that `to_json` wrote."""
+        if not isinstance(raw, Mapping) or raw.get("schema") != SCHEMA:
             found = raw.get("schema") if isinstance(raw, Mapping) else type(raw).__name__
-            raise UnfedError(f"{where} has the layout {found!r}, this version reads 1 and {SCHEMA}; restore it.")
+            raise UnfedError(f"{where} has the layout {found!r}, this version reads {SCHEMA}; restore it.")
         entry = records.read(Entry, {name: value for name, value in raw.items() if value is not None}, where)
         return entry if entry.purged is None else replace(entry, request=replace(entry.request, purged=True))

@@ -49,7 +49,7 @@ from unfed.requests.gate import Gate, NotForgotten, is_forgotten, told
 from unfed.requests.options import Until
 from unfed.requests.saved_state import SavedState
 from unfed.runs.description import versions
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import Watch
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.world import World
 from unfed.values import Value, is_measured
@@ -97,7 +97,7 @@ class JobRunner:
         self.folder, self.world, self.spec = folder, world, spec
         self.job, self.requests, self.rounds = spec.job, spec.requests, spec.rounds
         self.method = spec.method.for_requests(spec.requests)
-        self.watch: Watch = watch or QuietWatch()
+        self.watch: Watch = watch or Watch()
         self._observer = self.watch.observer(spec.job)
         self.start = 1
         self.evaluator = world.evaluator(self.requests)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from unfed.engines.base import Observer
 from unfed.federation.history import History
@@ -17,11 +17,12 @@ from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Job
 
 
-class Watch(Protocol):
-    """What is told of a run's progress; who wants to see only some of it derives from `QuietWatch`."""
+class Watch:
+    """What is told of a run's progress, and does nothing with it; who wants to do something derives from it."""
 
     def observer(self, job: Job) -> Observer | None:
         """Who listens to the engines of a job, from before its method begins; asked once."""
+        return None
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         """The job stands at this round of so many, begun just now or gone on with."""
@@ -37,6 +38,7 @@ class Watch(Protocol):
 
     def wants_save(self, job: Job) -> bool:
         """Whether the state is to be saved whatever the config says; asked after each round but the last."""
+        return False
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """This state lies in the folder, with these histories."""
@@ -45,34 +47,7 @@ class Watch(Protocol):
         """The job is over, and why."""
 
 
-class QuietWatch:
-    """An observer that does nothing."""
-
-    def observer(self, job: Job) -> Observer | None:
-        """Nothing is to be told."""
-        return None
-
-    def begins(self, job: Job, round: int, rounds: int) -> None:
-        """Nothing."""
-
-    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
-        """Nothing."""
-
-    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """Nothing."""
-
-    def wants_save(self, job: Job) -> bool:
-        """As the config says."""
-        return False
-
-    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        """Nothing."""
-
-    def ends(self, job: Job, outcome: str) -> None:
-        """Nothing."""
-
-
-class PassingWatch:
+class PassingWatch(Watch):
     """Stands before another watch and passes everything on; who wants to do more derives from it."""
 
     def __init__(self, watch: Watch) -> None:

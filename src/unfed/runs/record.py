@@ -43,7 +43,7 @@ from unfed.requests.entry import Entry, Job
 from unfed.requests.options import Until
 from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
 from unfed.runs import description, together
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import Watch
 
 # --- A run as its folder tells it: nothing that it names is built, or run, to read it ---------------------------------
 
@@ -253,7 +253,7 @@ def logs_named(folder: RunFolder) -> dict[str, Path]:
 def logged(run: RunRecord, watch: Watch | None = None) -> AbstractContextManager[Watch]:
     """The watch, with the log behind it where the run keeps one."""
     if not keeps_log(run.folder.path):
-        return nullcontext(watch or QuietWatch())
+        return nullcontext(watch or Watch())
     found: AbstractContextManager[Watch] = _extra("logbook").logged(run, watch)
     return found
 

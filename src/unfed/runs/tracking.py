@@ -18,14 +18,14 @@ from typing import Any
 from unfed.errors import UnfedError, UnfedWarning, extra, listed, nearest
 from unfed.measures import metrics
 from unfed.requests.entry import Job
-from unfed.runs.progress import PassingWatch, QuietWatch, Watch
+from unfed.runs.progress import PassingWatch, Watch
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
 NUMBERS = tuple(column.name for column in (*metrics.METRICS, *metrics.COSTS))
 
 
-class Tracker(QuietWatch):
+class Tracker(Watch):
     """An observer that writes down the numbers of every evaluated round; `write` says where."""
 
     package = ""
@@ -183,7 +183,7 @@ def known(names: Sequence[str]) -> None:
 def tracked(run: Run, names: Sequence[str], watch: Watch | None = None, folder: str | Path = "tracking") -> Several:
     """A watch that tells each of these trackers, and whoever watched before."""
     known(names)
-    return Several(watch or QuietWatch(), [TRACKERS[name](run, Path(folder)) for name in dict.fromkeys(names)])
+    return Several(watch or Watch(), [TRACKERS[name](run, Path(folder)) for name in dict.fromkeys(names)])
 
 
 class Several(PassingWatch):

@@ -40,7 +40,7 @@ from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params, tensor_bytes
 from unfed.model.sealing import DRAW_BYTES
 from unfed.requests.entry import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -160,7 +160,7 @@ class _Tried:
         return *_executed(_config(self.kind, self.scope, self.sets), spy), spy
 
 
-def _executed(config: Config, watch: QuietWatch) -> tuple[Run, Params, Mapping[str, Any]]:
+def _executed(config: Config, watch: Watch) -> tuple[Run, Params, Mapping[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(config, Path(folder, "run"))
         run.execute(watch)
@@ -204,7 +204,7 @@ def _resumes(tried: _Tried) -> str:
         return f"stopped after each of {len(copying.copies)} saves"
 
 
-class _Copying(QuietWatch):
+class _Copying(Watch):
     """Keep the folder as it is just after every save: what is left of a run that stops there."""
 
     def __init__(self, folder: Path, label: str) -> None:
@@ -216,7 +216,7 @@ class _Copying(QuietWatch):
             self.copies.append(shutil.copytree(self._folder, self._folder.with_name(f"copy-{len(self.copies)}")))
 
 
-class _Seeing(QuietWatch):
+class _Seeing(Watch):
     """Keeps a job's first saved state and its last histories.
 
     It takes them before the leaver's part of those is purged.
@@ -282,7 +282,7 @@ def _is_counted(tried: _Tried) -> str:
 
 def _same_on_engines(tried: _Tried) -> str:
     _, slow, _, _ = tried.seen
-    _, fast, _ = _executed(_config(tried.kind, tried.scope, tried.sets, "batched"), QuietWatch())
+    _, fast, _ = _executed(_config(tried.kind, tried.scope, tried.sets, "batched"), Watch())
     worst = max(float((slow[n] - fast[n]).abs().max()) for n in slow if slow[n].is_floating_point())
     assert worst < 1e-9, f"they differ by {worst:.1e}"
     return f"largest difference {worst:.1e}"
@@ -291,7 +291,7 @@ def _same_on_engines(tried: _Tried) -> str:
 # --- looking on -------------------------------------------------------------------------------------------------------
 
 
-class Spy(QuietWatch):
+class Spy(Watch):
     """An onlooker that notes which rows are trained on, what is sent and how much work is done.
 
     It does so once the training is over.

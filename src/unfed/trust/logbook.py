@@ -35,7 +35,7 @@ from unfed.model.params import digests, fingerprint
 from unfed.records import Count
 from unfed.requests import book as books
 from unfed.requests.entry import Entry, Job, now
-from unfed.runs.progress import PassingWatch, QuietWatch, Watch
+from unfed.runs.progress import PassingWatch, Watch
 from unfed.runs.record import RunRecord, logs_named
 from unfed.runs.run import Run
 from unfed.trust import log as logs
@@ -206,7 +206,7 @@ def logged(run: Run, watch: Watch | None = None) -> Iterator[Watch]:
     trust = TrustFolder(run.folder.path)
     enter(run.folder, trust)
     try:
-        yield LoggedWatch(run, trust, watch or QuietWatch())
+        yield LoggedWatch(run, trust, watch or Watch())
     finally:
         enter(run.folder, trust)
 
