@@ -270,7 +270,7 @@ def test_a_card_of_an_earlier_edition_of_a_method_is_made_again(made: Path, monk
 def test_a_request_that_a_method_does_not_serve_is_a_reason_and_no_number(made: Path, tmp_path: Path) -> None:
     protocol = written(tmp_path, requests={"class": {"classes": [9]}})
     work = Benchmark.of(str(protocol), ["federaser"], tmp_path / "out", device="cpu")
-    scenario = Scenario(work, "iid", "class", simulated(work.config("iid", "class"), 0), quiet)
+    scenario = Scenario(work, ("iid", "class"), simulated(work.config("iid", "class"), 0), quiet)
     card = scenario.measured("federaser")
     assert card["reason"].startswith("FedEraser does not serve class-wise requests.")
 
@@ -395,10 +395,24 @@ def test_a_probe_looks_at_what_left(made: Path, tmp_path: Path) -> None:
     work = Benchmark.of(
         str(written(tmp_path, requests={"class": {"classes": [9]}})), [], tmp_path / "out", device="cpu"
     )
-    scenario = Scenario(work, "iid", "class", simulated(work.config("iid", "class"), 0), quiet)
+    scenario = Scenario(work, ("iid", "class"), simulated(work.config("iid", "class"), 0), quiet)
     params, known = scenario.world.fresh(0), Knowledge("Retrain")
     found = probes(scenario._scene, params, params, known, 0.01)
     assert scenario._scene.backdoor is None, "who planted it stays, and so does it"
     assert list(found) == ["as it is", "stitched", "lifted", "read from 20 rows", "relearnt"]
     rows = replace(scenario._scene, classes=())
     assert list(probes(rows, params, params, known, 0.01)) == ["as it is", "stitched", "relearnt"]
+
+
+def test_several_processes_make_the_same_cards(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    work = Benchmark.of(str(made / "tiny.json"), ["ssd"], folder, device="cpu")
+    assert [one.method for one in bench(work, jobs=2)] == ["retrain", "ssd"]
+    for name in ("retrain", "ssd"):
+        ours, theirs = (
+            storage.read_json(out / "work/iid/client" / f"{name}.json", "card") for out in (folder, made / "out")
+        )
+        ours["cost"].pop("seconds"), theirs["cost"].pop("seconds")
+        assert ours == theirs
+    lines = [json.loads(line)["cell"] for line in (folder / "work/cells.jsonl").read_text().splitlines()]
+    assert lines == ["bench iid", "bench iid client retrain", "bench iid client ssd"]

@@ -4,7 +4,8 @@
                     peak rate tuned on the extra seed ─► N models until matched utility ─► judged, probed, counted
 
 A protocol is a file of this package (`protocols/SUITE.json`); its SHA-256 stands in every result. θ* and Retrain are
-shared by all methods. A federation is a cell of a grid. Every scorecard is written as soon as it is known, and what
+shared by all methods. A federation is a cell of a grid, or, where
+processes share the work, a method in one scenario. Every scorecard is written as soon as it is known, and what
 is written is not done again, so an interrupted benchmark goes on.
 
     OUT/METHOD.json                            the result of a method, once all of its scenarios are there
@@ -20,7 +21,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -228,10 +229,9 @@ def bench(work: Benchmark, said: Said = quiet, jobs: int | None = 1) -> list[Ben
     for label in work.methods:
         first.config.method(label).check(first.template.module)
     _begin(work, hardware(first.device, first.threads))
-    cells = [
-        GridCell(f"bench {one}", _federation, (work, one)) for one in work.protocol.federations if _open(work, one)
-    ]
-    grid.run(cells, at_once(first, len(cells), jobs), work.folder / "work", said)
+    count = at_once(first, len(work.scenarios) * len(work.methods), jobs)
+    for cells in _stages(work, apart=count > 1):
+        grid.run(cells, at_once(first, len(cells), jobs) if cells else 1, work.folder / "work", said)
     return [result for label in work.methods if (result := work.finish(label)) is not None]
 
 
@@ -259,22 +259,40 @@ def _begin(work: Benchmark, where: str) -> None:
     storage.write_json(file, about | {"wanted": protocol.models, "hardware": where, "commit": commit})
 
 
-def _open(work: Benchmark, federation: str) -> bool:
-    return any(
-        work.card(one, r, label) is None for one, r in work.scenarios for label in work.methods if one == federation
-    )
+def _stages(work: Benchmark, apart: bool) -> Iterator[list[GridCell]]:
+    """Cells of what is missing: federations, each with all of its work; or, where processes share the work, smaller.
+
+    Those are the models before, then Retrain in every scenario, then every method in every scenario.
+    """
+    places, others = work.scenarios, [label for label in work.methods if label != RETRAIN]
+    missing = {(*place, label) for place in places for label in work.methods if work.card(*place, label) is None}
+    open_ = [one for one in work.protocol.federations if any(one == place[0] for place in missing)]
+    if not apart:
+        yield [GridCell(f"bench {one}", _work, (work, one, None, tuple(work.methods))) for one in open_]
+        return
+    yield [GridCell(f"bench {one}", _work, (work, one, None, ())) for one in open_]
+    for labels in ([RETRAIN], others):
+        wanted = [(one, request, label) for label in labels for one, request in places]
+        yield [
+            GridCell(" ".join(("bench", *cell)), _work, (work, *cell[:2], cell[2:]))
+            for cell in wanted
+            if cell in missing
+        ]
 
 
-def _federation(said: Said, work: Benchmark, federation: str) -> None:
-    """All that is missing in one federation: Retrain of every request first, then method by method."""
-    world = simulated(work.config(federation, next(iter(work.protocol.requests))), 0)
+def _work(said: Said, work: Benchmark, federation: str, request: str | None, labels: Sequence[str]) -> None:
+    """What is missing of some methods in one federation, for one request or all; without methods, its models before."""
+    requests = list(work.protocol.requests) if request is None else [request]
+    world = simulated(work.config(federation, requests[0]), 0)
     world.settle()
-    made = {request: Scenario(work, federation, request, world, said) for request in work.protocol.requests}
+    made = {one: Scenario(work, (federation, one), world, said, labels) for one in requests}
+    if not labels:
+        made[requests[0]].train()
     # A history is not kept on disk: methods that need one come first, while it is there.
-    for label in sorted(work.methods, key=lambda one: (one != RETRAIN, "history" not in find(work.methods[one]).needs)):
-        for request, scenario in made.items():
-            if work.card(federation, request, label) is None:
-                file = work.card_file(federation, request, label)
+    for label in sorted(labels, key=lambda one: (one != RETRAIN, "history" not in find(work.methods[one]).needs)):
+        for one, scenario in made.items():
+            if work.card(federation, one, label) is None:
+                file = work.card_file(federation, one, label)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 storage.write_json(file, scenario.measured(label))
         work.finish(label)
@@ -349,11 +367,13 @@ class UtilityLooks:
 class Scenario:
     """One request in one federation: its θ*, its Retrains, and everything a method is measured by there."""
 
-    def __init__(self, work: Benchmark, federation: str, request: str, world: World, said: Said) -> None:
-        self.work, self.protocol, self.place, self.said = work, work.protocol, (federation, request), said
-        self.world = replace(world, config=work.config(federation, request))
+    def __init__(
+        self, work: Benchmark, place: tuple[str, str], world: World, said: Said, labels: Sequence[str] = ()
+    ) -> None:
+        self.work, self.protocol, self.place, self.said, self.labels = work, work.protocol, place, said, labels
+        self.world = replace(world, config=work.config(*place))
         (self.request,) = self.world.config.requests()
-        self.folder = work.folder / "work" / federation
+        self.folder = work.folder / "work" / place[0]
         self.seeds = tuple(range(work.models))
         self.cohort = Cohort(self.world, (*self.seeds, work.models), self.folder)
         self._scorer = self.world.evaluator([self.request])
@@ -367,12 +387,14 @@ class Scenario:
     @cached_property
     def _theta(self) -> dict[int, Params]:
         """θ* of every seed, the extra one too, with the histories that any of the methods needs."""
-        labels = [
-            one for one in self.work.methods if self.work.card(*self.place, one) is None and not self._refused(one)
-        ]
+        labels = [one for one in self.labels if self.work.card(*self.place, one) is None and not self._refused(one)]
         methods = {label: self.world.config.method(label) for label in labels}
         recorded = {label: method for label, method in methods.items() if "history" in method.needs}
         return dict(zip(self.cohort.seeds, self.cohort.trained(recorded, self._say), strict=True))
+
+    def train(self) -> None:
+        """Make the models before, if they are not there."""
+        assert self._theta
 
     @cached_property
     def goals(self) -> dict[int, float]:
