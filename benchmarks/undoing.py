@@ -1,4 +1,4 @@
-"""The table of `docs/explanation/undoing.md`, from a run that was probed.
+"""The table of `benchmarks/records/2026-11-15-undoing-digits.md`, from a run that was probed.
 
 unfed run benchmarks/undoing.toml --out runs/undoing
 python benchmarks/undoing.py runs/undoing
