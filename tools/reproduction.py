@@ -529,17 +529,17 @@ How to read the map:
 - **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some of these: compare its rows with
   each other, not with the paper. `outdated` was run before its method changed.
 - **Rounds**: training + unlearning, ours / the paper's; one value where they are equal (epochs in Table 6).
-- **Minutes**: GPU minutes on one H200 in bf16 to reach `done`. Float32 takes about three times as long.
+- **Minutes**: GPU minutes on one H200 in bf16 to reach `done`. Float32 takes the CNN three times as long.
 
 `results/map.csv` adds missing methods, hardware, commits and every setting that differs. `results/tables/` has each
 item's numbers, and `results/*.json` every evaluated round.
 """
-FIGURE_TEXT = """Prices are rounds times the measured seconds of a round. CIFAR-100's are calculated, EfficientNet's is
-a guess. Items that share runs each count them.
+FIGURE_TEXT = """Prices are rounds times the measured seconds of a round. CIFAR-100's and Table 6's are calculated,
+EfficientNet's is a guess. Items that share runs each count them.
 
 ![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
 
-Methods move towards Retrain for hundreds of rounds. The table below shows each method at its best round (`best-gap`).
+Below, each method stands at the round that is nearest to Retrain (`best-gap`).
 """
 TAIL = """A verdict compares our value with the paper's:
 

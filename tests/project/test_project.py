@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib.util
 import io
 import os
@@ -12,7 +13,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from importlib.metadata import distributions, packages_distributions
@@ -297,6 +298,42 @@ def test_every_record_is_cited_by_some_page() -> None:
         left = [path for path in left if path not in found]
         pages, before = [path for path in found if path.suffix == ".md"], "records/|…|`"
     assert [path.name for path in left] == []
+
+
+def unexplained(root: Path, known: Sequence[str]) -> dict[str, list[str]]:
+    """What is wrong with the index, by record: fields that are blank or missing, and rows without a record."""
+    text = (root / "benchmarks/records/index.csv").read_text(encoding="utf-8")
+    rows = {row["record"]: row for row in csv.DictReader(text.splitlines())}
+    fields = ("commit", "command", "hardware", "seed")
+    wrong = {name: [one for one in fields if not (rows.get(name, {}).get(one) or "").strip()] for name in known}
+    return {name: one for name, one in wrong.items() if one} | {name: ["record"] for name in rows if name not in known}
+
+
+def test_every_record_says_by_which_commit_command_hardware_and_seed_it_was_made() -> None:
+    """In the index; what is not known is "not recorded", never blank."""
+    found = [*tracked(ROOT, "benchmarks/records"), *tracked(ROOT, "results")]
+    made = [
+        path
+        for path in found
+        if path.name not in ("index.csv", "map.csv", "README.md") and path.parent.name != "tables"
+    ]
+    assert len(made) > 70 and unexplained(ROOT, [path.relative_to(ROOT).as_posix() for path in made]) == {}
+
+
+def test_a_record_without_one_of_the_four_fields_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks/records").mkdir(parents=True)
+    rows = (
+        "record,commit,command,hardware,seed",
+        "whole,abc,make,a core,0",
+        "blank,abc,make, ,0",
+        "gone,abc,make,a core,0",
+    )
+    (tmp_path / "benchmarks/records/index.csv").write_text("\n".join(rows))
+    assert unexplained(tmp_path, ["whole", "blank", "absent"]) == {
+        "blank": ["hardware"],
+        "absent": ["commit", "command", "hardware", "seed"],
+        "gone": ["record"],
+    }
 
 
 def test_no_record_names_a_folder_of_the_machine_it_was_made_on() -> None:
