@@ -212,15 +212,15 @@ def changed(raw: Any, place: tuple[str | int, ...], value: Any) -> Any:
 def damages(text: str, lines: bool, depth: int | None) -> Iterator[tuple[str, str]]:
     """What a file may say instead, each with its name; of a file of lines the first is damaged.
 
-    Without a depth every field is wrong in one way, each in another; with one the outer fields are in every way, those
-    inside them in three, each in others.
+    Every field is wrong in one way, each in another; with a depth the outer fields are in half of all ways, in turn.
+    `make fuzz` draws the others.
     """
     first, _, rest = text.partition("\n") if lines else (text, "", "")
     raw = json.loads(first)
     for other in OTHERS:
         yield other, f"{other}\n{rest}"
     for number, place in enumerate(places(raw, depth or 1)):
-        count = len(WRONG) if depth and len(place) == 1 else 3 if depth else 1
+        count = len(WRONG) // 2 if depth and len(place) == 1 else 1
         for way in itertools.islice(itertools.cycle(WRONG), number * count, (number + 1) * count):
             damaged = json.dumps(changed(raw, place, WRONG[way]))
             yield f"{'.'.join(map(str, place))} {way}", f"{damaged}\n{rest}"

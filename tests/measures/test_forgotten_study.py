@@ -34,12 +34,6 @@ def held(lines: list[dict[str, Any]]) -> set[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_retrain_passes_and_the_trained_model_fails_in_one_small_federation(tmp_path: Path) -> None:
-    """Eight rounds: enough to know a class, too few to plant a backdoor or to fit single rows."""
-    assert held(study().case("few", "iid", True, 0, tmp_path, rounds=8)) == {CLASS}
-
-
-@pytest.mark.slow
-def test_thirty_rounds_show_a_backdoor_too(tmp_path: Path) -> None:
     """One federation, half the study's rounds; ten seeds of all are run by `benchmarks/forgotten.py`, and recorded."""
     assert held(study().case("few", "iid", True, 0, tmp_path, rounds=30)) >= {CLASS, BACKDOOR}
 

@@ -27,15 +27,14 @@ from unfed.runs.record import affected
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.testing.conformance import check
-from worlds import Small, assert_same, serve, slow, unlearn
+from worlds import Small, assert_same, serve, unlearn
 
 DOUBLE = ("engine.precision=float64", "engine.name=sequential")
 LEAVES = Request("bye", clients=("0",))
 
 
-@pytest.mark.parametrize("teacher", ["model", *slow("not")])
-def test_the_kit_finds_nothing_wrong(teacher: str) -> None:
-    claims = list(check(Led, [f"methods.led={{teacher='{teacher}', teacher_rounds=1, led=1}}"]))
+def test_the_kit_finds_nothing_wrong() -> None:
+    claims = list(check(Led, ["methods.led={teacher='model', teacher_rounds=1, led=1}"]))
     assert len(claims) == 17 and all(claim.held for claim in claims), claims
 
 

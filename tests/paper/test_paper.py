@@ -262,7 +262,7 @@ def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_spectrum_is_drawn_with_the_numbers_of_its_file(tmp_path: Path) -> None:
-    sets = ["--set", 'methods.run=["retrain","ft","not"]']
+    sets = ["--set", 'methods.run=["retrain","ft","not"]', "--set", "training.rounds=3", "--set", "unlearning.rounds=1"]
     assert paper("figure-8", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
     found = json.loads((tmp_path / "figure-8.json").read_text())["digits, CNN"]
     assert found["numbers"] == {"batch": 16, "batches": 128, "size": 300, "sets": 10}
