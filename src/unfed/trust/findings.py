@@ -22,6 +22,7 @@ from unfed.folder.layout import MethodFacts
 from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.params import fingerprint
 from unfed.requests.entry import Entry, Job
+from unfed.runs.description import plain_request
 from unfed.runs.record import RunRecord
 from unfed.trust import verifier
 from unfed.values import is_measured, not_measured
@@ -137,15 +138,10 @@ def _form(file: Path, model: str) -> str:
 
 
 def _request(entry: Entry) -> dict[str, Any]:
-    request, described = entry.request, dict(entry.described or {})
-    return {
-        "id": request.id,
-        "kind": request.kind,
-        "clients": list(request.clients),
-        "classes": list(request.classes),
-        "samples": request.named,
-        "fraction": request.fraction,
-        "rows": described.get("forgotten_rows"),
+    asked = plain_request(entry.request)
+    del asked["forgotten_rows"]
+    return asked | {
+        "rows": (entry.described or {}).get("forgotten_rows"),
         "asked": entry.created,
         "begun": entry.begun,
         "fulfilled": entry.changed,

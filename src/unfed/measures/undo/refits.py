@@ -4,7 +4,7 @@ Does the leaver return?
 
     for S in single layers, all perturbed layers, all hidden layers:
         θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows at rate η, the rest frozen;     look
-    and the mixing matrices of `mixing.py`, from one start or several
+    and the mixing matrices of `unmixing`, from one start or several
 
     result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
 
