@@ -231,7 +231,7 @@ class _Bar:
     def __init__(self, console: Console, silent: bool) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console, self._silent, self._kind = console, silent, ""
+        self._console, self._silent, self._kinds = console, silent, set[str]()
         self._progress = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(bar_width=24),
@@ -258,9 +258,9 @@ class _Bar:
 
     def _said(self, kind: str, round: int, rounds: int) -> None:
         self._progress.update(self._task, description=escape(kind), completed=round, total=rounds)
-        if kind != self._kind and not self._console.is_terminal:
+        if kind not in self._kinds and not self._console.is_terminal:  # several processes speak in turn
             self._console.print(f"{escape(kind)}: {rounds} rounds of every seed at work", soft_wrap=True)
-        self._kind = kind
+        self._kinds.add(kind)
 
 
 def _show_accuracies(found: "Population", rows: list["Accuracy"]) -> None:

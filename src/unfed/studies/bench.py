@@ -260,9 +260,9 @@ def _begin(work: Benchmark, where: str) -> None:
 
 
 def _stages(work: Benchmark, apart: bool) -> Iterator[list[GridCell]]:
-    """Cells of what is missing: federations, each with all of its work; or, where processes share the work, smaller.
+    """The cells of what is missing: one per federation, or smaller ones where processes share the work.
 
-    Those are the models before, then Retrain in every scenario, then every method in every scenario.
+    The smaller ones are the models before, then Retrain in every scenario, then every method in every scenario.
     """
     places, others = work.scenarios, [label for label in work.methods if label != RETRAIN]
     missing = {(*place, label) for place in places for label in work.methods if work.card(*place, label) is None}
@@ -281,7 +281,10 @@ def _stages(work: Benchmark, apart: bool) -> Iterator[list[GridCell]]:
 
 
 def _work(said: Said, work: Benchmark, federation: str, request: str | None, labels: Sequence[str]) -> None:
-    """What is missing of some methods in one federation, for one request or all; without methods, its models before."""
+    """Do what is missing of some methods in one federation, for one request or all.
+
+    Without methods it makes the models before.
+    """
     requests = list(work.protocol.requests) if request is None else [request]
     world = simulated(work.config(federation, requests[0]), 0)
     world.settle()
