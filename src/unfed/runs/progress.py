@@ -18,7 +18,7 @@ from unfed.requests.entry import Job
 
 
 class Watch:
-    """What is told of a run's progress, and does nothing with it; who wants to do something derives from it."""
+    """Hears of a run's progress and does nothing with it; derive from it to do something."""
 
     def observer(self, job: Job) -> Observer | None:
         """Who listens to the engines of a job, from before its method begins; asked once."""
