@@ -112,9 +112,7 @@ def cli_page() -> str:
         "",
         "These mean the same in every command that has them:",
         "",
-        "| argument, option | meaning |",
-        "|---|---|",
-        *(f"| {row} |" for row in shared),
+        *shared,
         "",
     ]
     for usage, below in _below("unfed", command):
@@ -123,7 +121,7 @@ def cli_page() -> str:
         lines += [f"## `{shown}`", "", (below.help or "").strip(), ""]
         own = [row for p in below.params if p.name != "help" and (row := _row(p, below)) not in shared]
         if own:
-            lines += ["| argument, option | meaning |", "|---|---|", *(f"| {row} |" for row in own), ""]
+            lines += [*own, ""]
         also = [f"`{p.opts[0]}`" for p in below.params if isinstance(p, click.Option) and _row(p, below) in shared]
         if also:
             lines += [f"Also {', '.join(also)}.", ""]
@@ -151,13 +149,12 @@ def _row(parameter: click.Parameter, command: click.Command) -> str:
 def _option(option: click.Option) -> str:
     """An option, what it is, and whether the command asks for it."""
     needed = " Required." if option.required else ""
-    return f"`{', '.join(option.opts)}` | {(option.help or '').replace('|', 'or')}{needed}"
+    return f"- `{', '.join(option.opts)}`: {option.help or ''}{needed}"
 
 
 def _argument(argument: click.Argument, command: click.Command) -> str:
-    """An argument and what it is; a bar would end the cell."""
-    shown = argument.make_metavar(click.Context(command)).replace("|", "or")
-    return f"`{shown}` | {(getattr(argument, 'help', None) or '').replace('|', 'or')}"
+    """An argument and what it is."""
+    return f"- `{argument.make_metavar(click.Context(command))}`: {getattr(argument, 'help', None) or ''}"
 
 
 def methods_page() -> str:

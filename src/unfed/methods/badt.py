@@ -33,9 +33,7 @@ class BadTeacher(Central):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
 
     temperature: float = option(1.0, "τ: how soft the teachers' answers are", "paper")
-    optimiser: Literal["sgd", "adam", "adamw"] | None = option(
-        None, "the optimiser, by default the training's; the original takes adam", "ours"
-    )
+    optimiser: Literal["sgd", "adam", "adamw"] | None = option(None, "default: the training's (original: adam)", "ours")
     reduction: Literal["batchmean", "mean"] = option("batchmean", "'mean' also divides by the classes", "ours")
     retain_frac: float = option(1.0, "the share of D_r that is taught (original: 0.3)", "ours")
 

@@ -50,7 +50,7 @@ class Led(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "init"})
     lasts: ClassVar[bool] = True
 
-    teacher: str = option("not", "'not': NoT cleans it first; 'model': the old model; or a safetensors file", "ours")
+    teacher: str = option("not", "'not': cleaned by NoT; 'model': the old model; or a file", "ours")
     teacher_rounds: int = option(20, "C: NoT's rounds, with teacher = 'not'", "ours")
     weight: float = option(10.0, "w: how strongly features are led", "ours")
     led: int | None = option(None, "H: led rounds; default: all after the teacher's", "ours")

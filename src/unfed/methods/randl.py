@@ -30,7 +30,7 @@ class RandL(Central):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget"})
     lineage: ClassVar[Lineage] = "goes on"
 
-    exclude_true: bool = option(False, "draw among the wrong labels only (amnesiac unlearning)", "original")
+    exclude_true: bool = option(False, "draw only wrong labels (amnesiac unlearning)", "original")
 
     relabel: Literal["anew", "once"] = option("anew", "draw labels in every pass, or once per row", "original")
 
