@@ -86,7 +86,7 @@ def members(names: Iterable[str]) -> str:
 def extra(name: str) -> str:
     """How an extra is installed.
 
-    No release is on PyPI: there `unfed[name]` would find nothing, or somebody else's.
+    No release is on PyPI: there `unfed[name]` would find nothing, or someone else's.
     """
     return f"`pip install '.[{name}]'` in a clone of unfed"
 

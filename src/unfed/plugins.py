@@ -79,7 +79,7 @@ def looks_like_code(name: str) -> bool:
 
 
 def permit(named: Iterable[tuple[str, str]], source: str | Path = "") -> None:
-    """Refuse, before any of it is touched, code that nobody allowed.
+    """Refuse, before any of it is touched, code that was not allowed.
 
     The code is given as (key, name) pairs, as they stand in `source`.
     """
@@ -87,9 +87,7 @@ def permit(named: Iterable[tuple[str, str]], source: str | Path = "") -> None:
     for key, name in named:
         if leave.names is not None and name not in leave.names:
             where = f"{key} in {source}" if source else key
-            raise UnfedError(
-                f"{where} names code, {name!r}, and code that data names is not run unasked; {leave.remedy}."
-            )
+            raise UnfedError(f"{where} names code, {name!r}, which is not run unasked; {leave.remedy}.")
 
 
 # --- the path ---------------------------------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ def leave_current_folder() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     own = {Path(place).resolve() for place in sysconfig.get_paths().values()}
     here = Path().resolve()
-    if here not in own:  # somebody may stand where Python's own packages lie
+    if here not in own:  # someone may stand where Python's own packages lie
         sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
 
 
@@ -136,8 +134,8 @@ def _in_module(name: str, what: str, fits: Callable[[Any], bool], wanted: str) -
         module = importlib.import_module(where)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise UnfedError(
-            f"The module {where!r} of the {what} {name!r} cannot be imported ({brief(error)}); mend it, install it,"
-            " call the command in its folder, or add that to PYTHONPATH."
+            f"The module {where!r} of the {what} {name!r} cannot be imported ({brief(error)}); call the command in its"
+            " folder, or add that to PYTHONPATH."
         ) from error
     if not hasattr(module, thing):
         raise UnfedError(

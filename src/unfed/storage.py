@@ -59,7 +59,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def deliver(path: Path, data: bytes) -> None:
-    """Write a file that somebody asked for, and take away what a killed writer of it left beside it."""
+    """Write a file that someone asked for, and take away what a killed writer of it left beside it."""
     sweep_beside(path)
     write_bytes(path, data)
 
@@ -80,13 +80,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def refuse_other(path: Path, links: bool = False) -> None:
-    """Refuse to put a file in the place of what is none: whoever is root would lose /dev/null by it.
+    """Refuse to put a file in the place of what is none: anyone who is root would lose /dev/null by it.
 
     With `links` a link is replaced that leads to a file, or nowhere; what it leads to is never touched.
     """
     try:
         mode = os.stat(path, follow_symlinks=links).st_mode
-    except OSError:  # nothing is there, or whoever writes is told what is wrong
+    except OSError:  # nothing is there, or the writer finds out what is wrong
         return
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a device or a pipe"
@@ -103,7 +103,7 @@ def _claimed(temporary: Path) -> Iterator[None]:
         yield
         return
     try:
-        while not _held(descriptor):  # whoever sweeps came between opening and holding
+        while not _held(descriptor):  # a sweep came between opening and holding
             os.close(descriptor)
             descriptor = os.open(temporary, flags, PRIVATE)
         yield
@@ -122,7 +122,7 @@ def _held(descriptor: int) -> bool:
 def _own(path: str, flags: int) -> int:
     """Open a file for its owner alone, itself and no link to another.
 
-    A folder may have come from somebody else.
+    A folder may have come from someone else.
     """
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), PRIVATE)
 
@@ -134,8 +134,8 @@ def write_json(path: Path, value: Any) -> None:
 def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
     """What a file holds from a place on; what is no file, or has more bytes than this, is refused.
 
-    A folder may have come from somebody else: a link to a device never ends, and a pipe is waited for. Only one that a
-    shell hands over under its own name is read: whoever typed it has somebody writing.
+    A folder may have come from someone else: a link to a device never ends, and a pipe is waited for. Only one that a
+    shell hands over under its own name is read: the one who typed it has a writer for it.
     """
     handed = os.fspath(path).startswith(HANDED)
     flag = 0 if handed else getattr(os, "O_NONBLOCK", 0)
@@ -261,8 +261,8 @@ def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UnfedError(
-            f"The {what} at {path} cannot be read as safetensors ({_short(error)}): it is truncated, damaged or of"
-            " another format; restore it, or turn a .pt file into safetensors with `unfed convert`."
+            f"The {what} at {path} cannot be read as safetensors ({_short(error)}); restore it, or turn a .pt file into"
+            " safetensors with `unfed convert`."
         ) from error
 
 
@@ -311,7 +311,7 @@ def verify(path: Path, what: str = "checkpoint") -> None:
 
     One of other makers has nothing to say.
 
-    What cannot be read at all is left to whoever reads it.
+    What cannot be read at all is left to its reader.
     """
     refuse_no_file(path)
     try:

@@ -241,10 +241,10 @@ def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> No
     assert "request client-2: withdrawn" in unfed("status", done)[1]
     for arguments, says in [
         (("withdraw", done, "nobody"), "no request 'nobody'; it has client-2"),
-        (("withdraw", done, "r1"), "belongs to this run's comparison"),
+        (("withdraw", done, "r1"), "was only compared, not served"),
         (("withdraw", "nowhere", "x"), "is not a run folder"),
         (("forget", done, "--id", "nobody"), "no request 'nobody' to try again"),
-        (("forget", done, "--client", "2"), "'client-2' was withdrawn; ask anew under another --id"),
+        (("forget", done, "--client", "2"), "'client-2' was withdrawn; ask again under another --id"),
         (("forget", done, "--client", "1", "--expires", "soon"), "'soon' is no date"),
     ]:
         code, out, err = unfed(*arguments)
@@ -254,7 +254,7 @@ def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> No
 def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     code, out, err = unfed("export", done, "-o", "m.safetensors")
     assert code == 2 and not (here / "m.safetensors").exists()
-    assert "put none of their models in force; say which one with --method, not or retrain, or train for θ*" in err
+    assert "put no model in force; name one with --method: not or retrain, or train for θ*" in err
     code, out, _ = unfed("export", done, "--method", "not", "-o", "m.safetensors")
     assert code == 0 and "the model 0/r1/not, which is not in force" in out.replace("\n", " ")
     params, about = storage.load(here / "m.safetensors")

@@ -124,9 +124,9 @@ def test_killed_inside_create_a_folder_can_be_begun_again(
 def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small: Small, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
-    with pytest.raises(Exception, match="there already and not empty"):
+    with pytest.raises(Exception, match="is not empty; choose another folder"):
         Run.create(small(), tmp_path / "run")
-    with pytest.raises(UnfedError, match="choose another with run-folder"), in_a_run_config(CALLED):
+    with pytest.raises(UnfedError, match="choose another folder with run-folder"), in_a_run_config(CALLED):
         Run.create(small(), tmp_path / "run")  # as a server of Flower does
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 

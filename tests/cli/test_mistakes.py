@@ -104,9 +104,7 @@ def test_a_missing_value_in_the_data_is_the_datas_fault_and_not_the_learning_rat
 
 
 def test_a_target_that_is_a_real_number_is_told_what_unfed_is_for() -> None:
-    with pytest.raises(
-        UnfedError, match=r"class numbers .*not torch.float32; unfed forgets in classifiers, and a target"
-    ):
+    with pytest.raises(UnfedError, match=r"class numbers .*not torch.float32; unfed forgets in classifiers only"):
         TensorSource(torch.zeros(5, 3), torch.rand(5))
 
 

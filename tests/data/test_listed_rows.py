@@ -92,7 +92,7 @@ def test_a_row_that_is_not_there_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = forget(monkeypatch, capsys, "row\n3\n40\n41\n")
-    assert code == 2 and "names row 40 and 1 more, which is no training row here" in err
+    assert code == 2 and "names row 40 and 1 more, which is no training row" in err
     assert Run.open(folder / "run").queue.book.find("r") is None
 
 
@@ -100,7 +100,7 @@ def test_a_row_that_is_not_there_is_refused(
 def test_positions_in_an_order_that_was_drawn_are_refused_at_every_door_of_a_centralised_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = "would name other samples than they seem to; name rows of the data set"
+    wrong = "mislead; name rows: a list with the header row"
     code, _, err = forget(monkeypatch, capsys, "client,position\n0,3\n0,17\n")
     assert code == 2 and wrong in err
     with allow_code():
@@ -135,7 +135,7 @@ def test_rows_keep_their_numbers_where_the_run_itself_drew_which_of_them_are_for
     assert len(set(numbers)) == 90 and max(numbers) > 90
     held_out = next(row for row in range(1797) if row not in numbers)
     code, _, err = forget(monkeypatch, capsys, f"row\n{held_out}\n")
-    assert code == 2 and f"names row {held_out}, which is no training row here" in err and "held out for testing" in err
+    assert code == 2 and f"names row {held_out}, which is no training row" in err and "held out" in err
 
 
 def test_a_list_of_rows_says_so_to_whoever_wants_clients_and_positions() -> None:

@@ -154,8 +154,8 @@ FLOATS = TensorSource(torch.zeros(4, 1, 8, 8), torch.arange(4))
         (lambda: triggered(DatasetSource(Own(), warn=False), 0), "Only image data held as uint8"),
         (lambda: backdoor(grey(), torch.arange(9), 4, 0), r"target class 4 is outside 0\.\.3"),
         (lambda: backdoor(grey(), torch.arange(9), 0, 0, share=0.0), "must be above 0 and at most 1, not 0.0"),
-        (lambda: backdoor(grey(), torch.tensor([0, 4]), 0, 0), "0 of the client's 2 training rows are not of the"),
-        (lambda: backdoor(grey(), torch.tensor([0, 1]), 0, 0), "so a share of 0.8 poisons none"),
+        (lambda: backdoor(grey(), torch.tensor([0, 4]), 0, 0), "0 of the client's 2 are not of class"),
+        (lambda: backdoor(grey(), torch.tensor([0, 1]), 0, 0), "A share of 0.8 poisons no row"),
         (lambda: triggered(grey(n=1), 0), "Every row is of the target class 0"),
         (
             lambda: backdoor(backdoor(grey(), torch.arange(9), 0, 0), torch.arange(9, 19), 0, 0, 0.8, Trigger(3)),

@@ -123,7 +123,7 @@ def test_a_fraction_of_less_than_one_row_takes_none_and_where_nobody_has_one_it_
     marked = mark([few, many], [Request("r", fraction=0.1)], 0)
     assert [int(client.forget.sum()) for client in marked] == [0, 3]
     assert int(own_marks(few, [Request("r", fraction=0.1)], 0).sum()) == 0
-    with pytest.raises(UnfedError, match="less than one row where a client holds at most 30; ask for a larger"):
+    with pytest.raises(UnfedError, match="less than one of 30; ask for a larger"):
         mark([few, many], [Request("r", fraction=0.01)], 0)
 
 
@@ -164,8 +164,11 @@ VAL = int(federation()[0].val[0])
         (Request("r", classes=(0, 7)), "class 7, which none of the 4 clients holds"),
         (Request("r", samples=(("client-1", 15),)), "position 15 of client 'client-1', which holds 15 rows"),
         (Request("r", samples=(("client-0", VAL),)), "names no training row, so its forget set is empty"),
-        (Request("r", clients=tuple(f"client-{k}" for k in range(4))), "nothing would be left to learn from"),
-        (Request("r", classes=(0, 1, 2)), "nothing would be left to learn from"),
+        (
+            Request("r", clients=tuple(f"client-{k}" for k in range(4))),
+            "every training row of every client; ask for less",
+        ),
+        (Request("r", classes=(0, 1, 2)), "every training row of every client; ask for less"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(request_: Request, sentence: str) -> None:
@@ -183,7 +186,7 @@ def test_clients_with_equal_places_draw_places_of_their_own() -> None:
 
 def test_requests_that_together_remove_everyone_are_refused() -> None:
     left = mark(federation(2), [Request("a", clients=("client-0",))], 0)
-    with pytest.raises(UnfedError, match="nothing would be left to learn from"):
+    with pytest.raises(UnfedError, match="every training row of every client; ask for less"):
         mark(left, [Request("b", clients=("client-1",))], 0)
 
 
@@ -260,10 +263,10 @@ def test_a_sample_list_is_read_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "is empty; write a header"),
+        ("", "is empty; write the header"),
         ("client,position\n", "has a header and no sample"),
-        ("a,1\nb,2\n", "Line 1 of .* is 'a,1' and must be the header row, or client,position with a comma"),
-        ("client;position\na;1\n", "Line 1 of .* is 'client;position' and must be the header row, or client,position"),
+        ("a,1\nb,2\n", "Line 1 of .* is 'a,1'; write the header `row` or `client,position` there"),
+        ("client;position\na;1\n", "Line 1 of .* is 'client;position'; write the header `row` or `client"),
         ("client,position\na,1\nb,two\n", "Line 3 of .* has the position 'two'"),
         ("client,position\na,-1\n", "Line 2 of .* has the position '-1'"),
         ("client,position\na,1.0\n", "Line 2 of .* has the position '1.0'"),

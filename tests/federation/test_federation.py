@@ -128,7 +128,7 @@ def test_a_client_without_retained_rows_is_never_asked(toy: Toy) -> None:
 
 
 def test_every_client_gone_is_an_error(toy: Toy) -> None:
-    with pytest.raises(UnfedError, match="nobody is left to train"):
+    with pytest.raises(UnfedError, match="no client is left to train"):
         serve(toy(3, 2, forget={0: [0, 1, 2], 1: [0, 1]}))
 
 

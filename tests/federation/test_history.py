@@ -331,7 +331,7 @@ def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_
 def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path: Path, method: str) -> None:
     run = Run.create(alone(), tmp_path / "run")
     run.execute()
-    with pytest.raises(UnfedError, match=rf'recorded none for it: set training.record = \["{method}"\]') as caught:
+    with pytest.raises(UnfedError, match=rf'during training; set training.record = \["{method}"\]') as caught:
         run.forget(Request("r1", clients=("0",)), method=method)
     assert "Use " in str(caught.value) and "not" in str(caught.value) and not run.folder.book().entries
 

@@ -561,11 +561,13 @@ def test_a_leaver_that_is_gone_is_no_error_for_who_does_not_need_it(config: Conf
 def test_who_cannot_be_told_apart_is_not_unlearned(config: Config) -> None:
     grid = grid_of(config)
     grid.nodes[1001]["partition-id"] = 0
-    with pytest.raises(Refused, match="'0' cannot be told apart: 2 nodes call themselves that"):
+    with pytest.raises(Refused, match="'0' cannot be identified: 2 nodes call themselves that"):
         flower_world(config, grid).scoped([LEAVES])
     grid = grid_of(config)
     grid.nodes[1000] = {"loader": "test_flower_engine:three_images"}  # connected, but it does not say who it is
-    with pytest.raises(Refused, match="cannot be told apart: it did not show up.*node 1000 .*does not say who it is"):
+    with pytest.raises(
+        Refused, match="cannot be identified: its name did not show up.*node 1000 .*does not say who it is"
+    ):
         flower_world(config, grid).scoped([LEAVES])
 
 

@@ -149,7 +149,7 @@ def test_arrays_of_another_model_or_of_a_spoilt_one_are_refused_before_anybody_i
     wider = {**own, "5.bias": torch.zeros(11)}
     spoilt = {**own, "5.bias": torch.full((10,), float("nan"))}
     for arrays, said in (
-        (wider, r"have '5.bias' with the shape \(11,\), the model has it with \(10,\)"),
+        (wider, r"have '5.bias' with the shape \(11,\), the model with \(10,\)"),
         (spoilt, r"have NaN or infinite values in '5.bias'"),
     ):
         grid = nodes(example.client.app)
@@ -407,9 +407,9 @@ def test_a_node_is_known_by_what_its_config_says(key: str, example: Any) -> None
 
 
 NOBODY: dict[str, tuple[Any, str]] = {
-    "an id of another run": ([424242], "Node 424242 is not among the 4 nodes .*ids are drawn anew"),
+    "an id of another run": ([424242], "Node 424242 is not among the 4 connected nodes.*ids are drawn again"),
     "one of two ids": ([LEAVER, 5], "Node 5 is not among"),
-    "no id": ([], "exclude names nobody"),
+    "no id": ([], "exclude is empty"),
     "a partition that is not there": (
         node_with(client="9"),
         "A node with client=9 is not among the 4 nodes .* name one of partition-id=0, partition-id=1,",

@@ -149,7 +149,7 @@ def test_before_anybody_asked_everything_carries_a_client(run: Run, tmp_path: Pa
     assert set(found) == {"models/0/train.safetensors", "state/0/train.safetensors", str(out)}
     assert found["models/0/train.safetensors"].what.endswith("it is in force")
     assert f"unfed forget {run.folder.path} --client 1" in found["models/0/train.safetensors"].do
-    assert found[str(out)].do.startswith("delete it and ask whoever was given it")
+    assert found[str(out)].do.startswith("delete it and ask everyone who was given it")
 
 
 def test_after_its_request_the_old_carries_it_and_the_new_does_not(run: Run, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_after_its_request_the_old_carries_it_and_the_new_does_not(run: Run, tmp
     purge(run, "first")
     old.unlink()
     (left,) = affected(run, "1")
-    assert left.file == str(old) and left.do.startswith("it is not there as it was; ask whoever was given it")
+    assert left.file == str(old) and left.do.startswith("it is not there as it was; ask everyone who was given it")
 
 
 def test_while_its_request_waits_the_way_on_is_named(run: Run) -> None:
@@ -350,7 +350,9 @@ def test_in_a_comparison_of_several_requests_a_model_that_turned_the_first_one_b
     given("export", run.folder.path, "--method", "not", "--request", "b", "-o", tmp_path / "b.safetensors")
     found = {one.file: one.what for one in affected(run, "0")}
     assert found["models/0/b/not.safetensors"].startswith("request 'b' turned back what NoT did for request 'a'")
-    assert found["models/0/c/not.safetensors"].startswith("whoever has it can turn back what NoT did for request 'a'")
+    assert found["models/0/c/not.safetensors"].startswith(
+        "anyone who has it can turn back what NoT did for request 'a'"
+    )
     assert "request 'b' turned back" in found[str(tmp_path / "b.safetensors")]
     assert "models/0/b/ft.safetensors" not in found
     assert "models/0/b/not.safetensors" in {one.file for one in affected(run, "1") if "can turn back" in one.what}
@@ -359,6 +361,6 @@ def test_in_a_comparison_of_several_requests_a_model_that_turned_the_first_one_b
 def test_of_one_holder_of_all_data_no_client_is_asked_for(tmp_path: Path) -> None:
     base = {"name": "c", "setting": "central", "model": SMALL["model"], "training": {"rounds": 1}}
     run = Run.create(Config.parse(base, []), tmp_path / "run")
-    with pytest.raises(UnfedError, match="one holder of all data, so no client is in or out of it"):
+    with pytest.raises(UnfedError, match="has no clients to look for"):
         affected(run, "0")
     assert "one holder of all data" in headline(run) and "client" not in headline(run)

@@ -164,7 +164,7 @@ def test_a_class_of_which_no_training_row_is_left_leaves_test_and_validation_too
 def test_samples_that_have_all_left_are_refused_unless_a_validation_row_is_still_in_use(run: Run) -> None:
     gone, held_out = rows(run)[:2], rows(run, view="val")[:1]
     with pytest.raises(
-        UnfedError, match="'some' asks for is out already, by request 'half'. Whoever has the model in force"
+        UnfedError, match="'some' asks for is out already, by request 'half'. Anyone with the model in force"
     ):
         run.forget(Request("some", samples=gone), "ft", until=1)
     assert run.forget(Request("some", samples=(*gone, *held_out)), "ft", until=1).status == "done"
@@ -301,7 +301,10 @@ def test_killed_at_any_file_it_ends_as_if_nothing_had_been(
 def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -> None:
     where = run.folder.path
     told = said("forget", where, "--method", "not", "--client", "3")
-    assert "Client 3 takes no further part, in training or validation; no new model was made, for requests half" in told
+    assert (
+        "Client 3 takes no further part, in training or validation; no new model was made, because requests half"
+        in told
+    )
     assert "%, forget not measured: all of it had left before" in told
     assert "Earlier request half: the model in force is right on" in told and "new model is right" not in told
     assert "In force: the model of request rest by FT" in told

@@ -87,7 +87,7 @@ def test_a_request_that_left_no_model_says_where_it_stands_and_what_can_be_done(
     run = Run.open(folder)
     with pytest.raises(UnfedError) as error:
         run.saved(request="again")
-    assert str(error.value) == "Request 'again' is withdrawn and left no model; ask anew under another --id."
+    assert str(error.value) == "Request 'again' is withdrawn and left no model; ask again under another --id."
     with pytest.raises(UnfedError) as error:
         run.saved(request="waits")
     assert str(error.value) == f"This run has no model 0/waits/ft yet; go on with `unfed resume {folder}`."
@@ -99,7 +99,7 @@ def test_a_request_that_left_no_model_says_where_it_stands_and_what_can_be_done(
         run.saved(request="waits")
     assert str(error.value) == (
         f"Request 'waits' is denied (not recovered) and left no model: `unfed forget {folder} --id waits --method"
-        f" retrain --until 2` trains anew without it, `unfed withdraw {folder} waits` lets it go."
+        f" retrain --until 2` trains again without it, `unfed withdraw {folder} waits` lets it go."
     )
 
 
@@ -128,4 +128,4 @@ def test_a_folder_of_something_else_is_not_to_be_resumed(
     Path("letters/one.txt").write_text("dear reader")
     code, _, said = called(["run", "demo", "--out", "letters", "-q"], monkeypatch, capsys)
     assert code == 2
-    assert said == "error: letters is there already and not empty; choose another with --out.\n"
+    assert said == "error: letters is not empty; choose another folder with --out.\n"

@@ -216,7 +216,7 @@ def test_a_model_that_a_minus_sign_turns_back_goes_once_it_is_not_in_force(tmp_p
             assert not {"models/0/two/ft.safetensors", "state/0/two/ft.safetensors"} & first, "it is in force"
             assert "one minus sign" in said("lineage", where, "--affected", "1")
     listed = said("lineage", where, "--affected", "1")
-    assert "models/0/two/ft.safetensors (model): whoever has it can turn back" in listed
+    assert "models/0/two/ft.safetensors (model): anyone who has it can turn back" in listed
     assert "→ `unfed purge" in listed and "unfed probe" not in listed, "a purge ends it, and says so"
     purge(run, "client-1")
     left = {path.relative_to(where).as_posix() for path in (where / "models").rglob("*.safetensors")}

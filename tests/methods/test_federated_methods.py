@@ -239,7 +239,7 @@ def test_federaser_that_never_kept_a_round_of_those_who_stay_says_so() -> None:
     world = make("training.participation=0.25")
     _, histories = train(world, 1, {"fe": FedEraser()})
     (first,), _ = first_in(histories["fe"])
-    with pytest.raises(UnfedError, match="Nobody who stays took part in a round that FedEraser kept; use retrain"):
+    with pytest.raises(UnfedError, match="No remaining client took part in a round that FedEraser kept; use retrain"):
         FedEraser().begin(serve(world, (Request("x", clients=(first,)),), history=histories["fe"]))
 
 
@@ -397,7 +397,7 @@ def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model:
         for leaving in [*((c,) for c in seen), *((a, b) for a in seen for b in seen if a < b)]:
             others = {c: m for c, m in client.items() if c not in leaving}
             if not others:
-                with pytest.raises(UnfedError, match="Nobody but the leavers was in the last round"):
+                with pytest.raises(UnfedError, match="Only leavers took part in the last round"):
                     reference(world, trained, *leaving)
                 continue
             found = reference(world, trained, *leaving)

@@ -279,7 +279,7 @@ def test_a_draw_of_not_follows_from_seed_and_name_so_its_model_can_be_turned_bac
     (entry,) = run.folder.book().entries
     assert str(inverse_of(run.folder.book(), entry)).startswith(f"the same draw of {how!r}, which follows from")
     (found,) = [one for one in affected(run, "0") if one.file == "models/0/r0/not.safetensors"]
-    assert "whoever has it can turn back what NoT did for request 'r0', by the same draw" in found.what
+    assert "anyone who has it can turn back what NoT did for request 'r0', by the same draw" in found.what
 
 
 @pytest.mark.parametrize("how, warns", [("orthogonal", True), ("permute", True), ("reinit", False), ("fade", False)])
@@ -443,7 +443,7 @@ def test_a_model_that_can_be_turned_back_says_so_where_it_is_gone_on_with(
         notes == ["what NoT did for request 'r0', by one minus sign"] * 3
     )  # whoever takes it from the folder reads it too
     said = r"can be turned back \(what NoT did for request 'r0', by one minus sign\)"
-    with pytest.warns(UnfedWarning, match=f"{said}: a request served here by the same method"):
+    with pytest.warns(UnfedWarning, match=f"{said}, and the same method here may"):
         Run.create(Config.parse(SMALL, [*SERVES, f"model.initial='{file}'"]), tmp_path / "next")
     with pytest.warns(UnfedWarning, match=f"{said}: what is negated once more"):
         negate_file(file, other, ["conv1.weight"])

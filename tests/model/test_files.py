@@ -346,8 +346,8 @@ class Opinion:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (Opinion(), "no intact file of plain tensors.*save it again with torch.save"),
-        (nn.Linear(1, 1), "no intact file of plain tensors"),
+        (Opinion(), "does not hold plain tensors.*save it again with torch.save"),
+        (nn.Linear(1, 1), "does not hold plain tensors"),
         ([torch.ones(1)], "holds no state dict; save one dict"),
         (torch.ones(1), "holds no state dict"),
         ({}, "holds no state dict"),
@@ -371,8 +371,8 @@ def test_a_damaged_or_missing_source_and_an_odd_target_are_refused(tmp_path: Pat
     (tmp_path / "text.pt").write_text("hello")
     before = listing(tmp_path)
     for source, target, sentence in [
-        ("cut.pt", "x.safetensors", "no intact file"),
-        ("text.pt", "x.safetensors", "no intact file"),
+        ("cut.pt", "x.safetensors", "does not hold plain tensors"),
+        ("text.pt", "x.safetensors", "does not hold plain tensors"),
         ("gone.pt", "x.safetensors", "cannot be read .*No such file"),
         ("a.pt", "x.pt", "does not end in .safetensors"),
         ("a.pt", "no/x.safetensors", "folder .* does not exist"),
@@ -392,6 +392,6 @@ def test_nothing_in_a_pickle_is_ever_run(tmp_path: Path) -> None:
             return (open, (str(tmp_path / "owned"), "w"))
 
     torch.save({"a": Attack()}, tmp_path / "a.pt")
-    with pytest.raises(UnfedError, match="nothing else is unpickled here"):
+    with pytest.raises(UnfedError, match="does not hold plain tensors"):
         files.convert_file(tmp_path / "a.pt", tmp_path / "a.safetensors")
     assert listing(tmp_path) == ["a.pt"]

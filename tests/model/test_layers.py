@@ -201,9 +201,9 @@ def test_a_tied_weight_answers_to_all_its_names_and_counts_once() -> None:
     [
         (
             ["conv1.wieght"],
-            "No tensor answers.*unfed negate FILE --layers '\\*' --dry-run.*Did you mean 'conv1.weight'",
+            "There is no layer or tensor.*unfed negate FILE --layers '\\*' --dry-run.*Did you mean 'conv1.weight'",
         ),
-        (["encoder.*"], "No tensor answers to 'encoder"),
+        (["encoder.*"], "There is no layer or tensor 'encoder"),
         (["head"], "no weight of its own; name one of its tensors, such as head.linear.weight or head.linear.bias"),
         (["relu1"], "no weight of its own; name a module that has one"),
         ([99], "no parameter index 99: the model has 10 parameters, 0 to 9"),

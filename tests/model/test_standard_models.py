@@ -390,7 +390,7 @@ def test_a_checkpoint_of_other_classes_needs_a_fresh_head(tmp_path: Path) -> Non
     [
         ("resnet-tiny", {"blocks": (1, 1)}, "as many blocks as widths"),
         ("resnet-tiny", {"widths": "wide"}, "cannot be built with"),
-        ("vit-tiny", {"heads": 3}, "a width that its heads divide"),
+        ("vit-tiny", {"heads": 3}, "a width that heads divides"),
         ("vit-tiny", {"patch": 3}, r"8x8 cannot be cut into patches of 3x3; set data.crop"),
         ("vit-tiny", {"dept": 3}, "no option 'dept'.*Did you mean 'depth'"),
         ("efficientnet-tiny", {"stages": 8}, "1 to 7 stages"),

@@ -265,6 +265,55 @@ def test_a_docstrings_first_line_is_a_sentence_of_less_than_100_characters() -> 
     ] == []
 
 
+LONGEST = 30
+"""Words of a message. The rule is about 25; a name or a number that is filled in counts as one."""
+
+
+def spoken(node: ast.expr) -> str:
+    """A text as far as it is written down; what is filled in is one word."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "_"
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(spoken, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return spoken(node.left) + spoken(node.right)
+    if isinstance(node, ast.IfExp):
+        return max(spoken(node.body), spoken(node.orelse), key=lambda said: len(said.split()))
+    return "_"
+
+
+def long_messages(code: str) -> Iterator[str]:
+    """Errors and warnings of too many words, and any other text of which one sentence has too many."""
+    tree = ast.parse(code)
+    inside = {child for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for child in ast.walk(node)}
+    quoted = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            raised = name.endswith("Error") or name in ("Refused", "Unanswered", "NotRecovered", "Halted", "Unreadable")
+            said = spoken(node.args[0]) if raised or name in ("warn", "warning") else ""
+            yield from [said] if len(said.split()) > LONGEST else []
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and node not in inside | quoted):
+            sentences = re.split(r"(?<=[.?!])\s+(?=[A-Z`_])", spoken(node))
+            yield from [one for one in sentences if len(one.split()) > LONGEST]
+
+
+def test_no_message_is_longer_than_a_reader_wants() -> None:
+    """What is wrong, then the one next step."""
+    many = " ".join(["word"] * LONGEST)
+    assert list(long_messages(f'raise UnfedError("{many}")')) == []
+    assert set(long_messages(f'raise UnfedError(f"{many} {{name}}.")')) == {f"{many} _."}
+    assert set(long_messages(f'warnings.warn("First. {many}")')) == {f"First. {many}"}
+    assert set(long_messages(f'def f():\n    """{many} more."""\n    return f"{many} {{more}}"')) == {f"{many} _"}
+    said = {
+        f"{path.relative_to(ROOT)}: {one}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for one in long_messages(path.read_text(encoding="utf-8"))
+        if "aquarium_fish" not in one  # the names of CIFAR-100's classes
+    }
+    assert said == set()
+
+
 def tracked(root: Path, folder: str) -> list[Path]:
     """The files of a folder that git knows; all of them where there is no repository."""
     found = subprocess.run(["git", "ls-files", "-z", folder], cwd=root, capture_output=True, text=True, check=False)

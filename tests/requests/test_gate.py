@@ -229,7 +229,7 @@ def test_until_is_goals_a_number_or_goals_within_a_number(
 
 @pytest.mark.parametrize("text", ["", ",", "soon", "0", "recovered,0", "recovered,12,13", "12,13", "recovered,-1", "²"])
 def test_until_that_says_nothing_that_can_be_done_is_one_sentence(text: str) -> None:
-    with pytest.raises(UnfedError, match=r"^--until takes .*the most rounds .* .'recovered,40'., not .*\.$"):
+    with pytest.raises(UnfedError, match=r"^--until takes goals .*'recovered,forgotten,40'., not .*\.$"):
         Until.of(text)
 
 

@@ -83,7 +83,7 @@ def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked:
     turned = undo.flip(scene, models["not"], knowledge)
     first, last = can_be_undone(run)
     assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
-    assert "What lasts is Retrain" in last and f"unfed probe {run.folder.path}" in last
+    assert "Retrain lasts" in last and f"unfed probe {run.folder.path}" in last
 
 
 def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, attacked: Any) -> None:

@@ -391,7 +391,7 @@ BEST = "training.keep_model=best-test"
 
 
 def test_a_history_that_leads_past_the_kept_model_is_refused_before_any_work(tmp_path: Path) -> None:
-    says = r"history for fukd.* leads to the model of the last round, but training\.keep_model = 'best-test'"
+    says = r"history for fukd.* leads to the last model, but training\.keep_model = 'best-test'"
     with pytest.raises(UnfedError, match=says):
         Run.create(config(BEST, "training.record=['fukd', 'pgd']"), tmp_path / "run")
     compared = Config.parse({**SMALL, "methods": {"run": ["not", "fukd"]}}, (*EXACT, *QUICK, BEST))

@@ -323,7 +323,7 @@ def test_fits_that_left_nothing_usable_are_not_taken_for_a_good_sign() -> None:
     found = told(7.4, 7.5, 4.3)
     for who in ("unlearned", "retrain"):
         found["measured"][who]["realign"] |= {"fits": 16, "usable_fits": 0}
-    assert undone(found).endswith("may find what these did not.") and "no more than" not in undone(found)
+    assert undone(found).endswith("or lower `--rates`.") and "no more than" not in undone(found)
     assert (
         UndoSection.of(probes(found), NOT_PROBED).weak
         and not UndoSection.of(probes(told(7.4, 7.5, 4.3)), NOT_PROBED).weak

@@ -499,7 +499,7 @@ def test_an_id_names_one_request_for_ever(run: Run) -> None:
         run.forget(client("a", 2), "fake", 1)
     queue(run, client("b", 2))
     run.withdraw("b")
-    with pytest.raises(UnfedError, match="'b' was withdrawn; ask anew under another --id"):
+    with pytest.raises(UnfedError, match="'b' was withdrawn; ask again under another --id"):
         run.forget(client("b", 2), "fake", 1)
 
 
@@ -528,10 +528,10 @@ def test_withdrawn_twice_is_withdrawn_once(run: Run) -> None:
 
 
 def test_what_cannot_be_withdrawn_is_one_sentence(run: Run) -> None:
-    with pytest.raises(UnfedError, match="no request 'a'; it has none at all"):
+    with pytest.raises(UnfedError, match="no request 'a'; it has no requests"):
         run.withdraw("a")
     run.forget(client("a", 3), "fake", 1)
-    with pytest.raises(UnfedError, match="'a' is fulfilled: the model in force was made without its rows"):
+    with pytest.raises(UnfedError, match="'a' is fulfilled, and withdrawing does not bring its rows back"):
         run.withdraw("a")
     with pytest.raises(UnfedError, match="no request 'b'; it has a"):
         run.withdraw("b")

@@ -248,7 +248,7 @@ def test_at_the_terminal_two_that_wait_share_a_recovery_and_one_alone_is_told_ho
     assert f"--wait files a request without serving it, and then `unfed resume {where}` takes up" in said.output
     for client in ("1", "2"):
         said = CliRunner().invoke(app, [*words, "--client", client, "--wait"])
-        assert said.exit_code == 0 and "is filed and waits: what it names takes no part in training" in said.output
+        assert said.exit_code == 0 and "is filed: its rows train no more" in said.output
     assert [state for state, _ in states(run).values()] == ["fulfilled", "open", "open"]
     assert run.current_job(0).request == "client-3", "nothing is served yet"
     said = CliRunner().invoke(app, ["status", where])

@@ -313,7 +313,7 @@ def test_a_fresh_signed_request_takes_the_place_of_one_that_was_refused(
     ]
     said = " ".join(unfed("status", run)[1].split())
     assert "request r: replaced by request again" in said and "stays owed" not in said
-    with pytest.raises(UnfedError, match="was replaced by request again; ask anew"):
+    with pytest.raises(UnfedError, match="was replaced by request again; ask again"):
         hand_in(home, signed(home, name="r"))
     serve(home)
     record, trust = RunRecord(RunFolder(run)), TrustFolder(run)

@@ -75,9 +75,9 @@ def test_a_key_needs_a_name(name: str) -> None:
 
 
 CARELESS = {
-    "request sign -o r.json": "Say what to forget by exactly one of",
-    "request sign --client= -o r.json": "Say what to forget by exactly one of",
-    "request sign --class 3 -o r.json": "A class is nobody's own data: a request for it needs the operator's key.",
+    "request sign -o r.json": "Name what to forget with exactly one of",
+    "request sign --client= -o r.json": "Name what to forget with exactly one of",
+    "request sign --class 3 -o r.json": "A class is not one client's own data: a request for it needs the operator's",
     "request sign --samples ids.csv --client 1 -o r.json": "Client '1' asks for data of 0, not its own.",
     "request sign --samples ids.csv -o taken.json": "taken.json.opening is a folder, and no file is written in its",
     "request check folder r.json": "folder is not a run folder (it has no run.json)",

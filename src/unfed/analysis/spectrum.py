@@ -158,7 +158,7 @@ def index_sets(d: int, size: int, sets: int, seed: int) -> Tensor:
 
 
 def _batches(n: int, batch: int, batches: int, seed: int) -> Iterator[Tensor]:
-    """The positions of each batch; every batch is drawn from all n anew, so that the X_i are independent."""
+    """The positions of each batch; each is drawn from all n, so that the X_i are independent."""
     parent = rng.key("spectrum", "batches", seed)
     for i in range(batches):
         yield rng.first(rng.fold(parent, i), n, batch)

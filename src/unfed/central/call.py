@@ -1,4 +1,4 @@
-"""`unlearn` takes rows out of a model that somebody trained.
+"""`unlearn` takes rows out of a model that someone trained.
 
 It has the methods of the paper's centralised table.
 
@@ -139,8 +139,8 @@ def unlearn(
         one.check(world.template.module)
     if checkpoint is not None and given.retain.pair is None:
         warnings.warn(
-            "a data set of your own may draw random numbers in its transforms, so a call that is resumed from its"
-            " checkpoint need not be bit-equal",
+            "your data set's transforms may draw random numbers, so a resumed call need not be bit-equal; pass tensors"
+            " for that",
             UnfedWarning,
             stacklevel=3,  # the decorator stands between
         )
@@ -183,8 +183,8 @@ def _given(model: nn.Module, handed: HandedIn, factory: Factory | None) -> Given
         leaves, stays = whole.pick(rows, "forget"), whole.pick(others.nonzero().flatten(), "retain")
         if again := len(shared(leaves, stays)):
             warnings.warn(
-                f"{again} of the {len(leaves)} rows to forget stand in data once more and stay, so the model goes on"
-                " knowing them; name every copy in forget= if they are to go",
+                f"{again} of the {len(leaves)} rows to forget stand in data once more, so the model still learns them;"
+                " name every copy in forget=",
                 UnfedWarning,
                 stacklevel=4,  # the decorator stands between
             )
@@ -192,8 +192,8 @@ def _given(model: nn.Module, handed: HandedIn, factory: Factory | None) -> Given
         refuse_overlap(leaves, one, "test data must be data the model never saw")
         if known := len(shared(one, stays)):
             warnings.warn(
-                f"{known} of the {len(one)} rows of test stay in training, so what Test and MIA take for data the model"
-                " never saw is not; take them out of test",
+                f"{known} of the {len(one)} rows of test stay in training, so Test and MIA are too good; take them out"
+                " of test",
                 UnfedWarning,
                 stacklevel=4,
             )
@@ -390,7 +390,7 @@ def _open(folder: RunFolder, task: CallTask) -> None:
             )
         return
     if not folder.vacant():
-        raise UnfedError(f"{folder.path} is there already and not empty; give checkpoint= another folder.")
+        raise UnfedError(f"{folder.path} is not empty; give checkpoint= another folder.")
     name = f"{task.world.config.model.name}, {name_of(list(task.methods)[-1])}"
     folder.create(description(task.world, [task.requests], task.methods, Call(name, call, mark)))
 

@@ -97,8 +97,8 @@ def read(data: Data, name: str, names: Names = None) -> Rows:
     if isinstance(data, Iterable) and not isinstance(data, tuple | Mapping | str):
         return _in_memory(data, name, names)
     raise UnfedError(
-        f"{name} is a {type(data).__name__}; give a pair of tensors (x, y), a dict of tensors with 'labels', a"
-        " map-style data set, a DataLoader, or an iterable of (x, y)."
+        f"{name} is a {type(data).__name__}; give a pair of tensors (x, y), a dict of tensors with 'labels', a data set"
+        " or a DataLoader."
     )
 
 
@@ -170,15 +170,14 @@ def _behind(loader: DataLoader[Any], name: str) -> Data:
     whole = drawn or isinstance(sampler, SequentialSampler)
     if loader.batch_size is None or not (whole or rows is not None):
         raise UnfedError(
-            f"{name} is a DataLoader with a {type(sampler if loader.batch_size else loader.batch_sampler).__name__}, so"
-            " which rows it means, and how often, is not known; give its data set, or a Subset of it."
+            f"{name} is a DataLoader with a {type(sampler if loader.batch_size else loader.batch_sampler).__name__},"
+            " which may repeat or skip rows; give its data set, or a Subset of it."
         )
     part: Any = dataset if rows is None else Subset(dataset, rows)
     if loader.collate_fn is default_collate:
         return part
     warnings.warn(
-        f"{name} is a DataLoader with a collate_fn of its own: it is called once, on all rows, and what its random"
-        " choices drew now is what every epoch will see",
+        f"{name} has a collate_fn of its own: it is called once, and every epoch sees the same random draws",
         UnfedWarning,
         stacklevel=4,
     )
@@ -198,8 +197,7 @@ class _Batches:
 def _in_memory(data: Iterable[Any], name: str, names: Names) -> Rows:
     """Single rows or batches, whichever the iterable gives, in one pair of tensors."""
     warnings.warn(
-        f"{name} is not a map-style data set, so it is read once into memory: what its random transforms drew now is"
-        " what every epoch will see",
+        f"{name} is not a map-style data set: it is read once into memory, and every epoch sees the same random draws",
         UnfedWarning,
         stacklevel=4,
     )
@@ -233,8 +231,8 @@ def fitting(model: nn.Module, sets: Sequence[Rows]) -> list[Rows]:
         kinds = [rows.pair[0].dtype == torch.uint8 for rows in (first, other) if rows.pair is not None]
         if len(set(kinds)) > 1:
             raise UnfedError(
-                f"Of {first.name} and {other.name} one has uint8 images, which are divided by 255, and the other"
-                " floats, which are taken as they are; make them alike."
+                f"One of {first.name} and {other.name} has uint8 images, the other floats; give both as floats, scaled"
+                " alike."
             )
     if first.inputs is None or not any(part.whole for part in first.inputs.parts):
         return list(sets)
@@ -273,8 +271,8 @@ def chosen(forget: Any, n: int) -> Tensor:
     outside = [int(row) for row in given if not 0 <= int(row) < n]
     if outside:
         raise UnfedError(
-            f"forget names row {outside[0]}, which is not among the {n} rows of data (0 to {n - 1}); only what the"
-            " model was trained on can be forgotten."
+            f"forget names row {outside[0]}, but data has the {n} rows 0 to {n - 1}; name rows that the model was"
+            " trained on."
         )
     rows = torch.tensor(sorted(set(given.tolist())), dtype=torch.int64)
     if not 0 < len(rows) < n:

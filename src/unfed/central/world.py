@@ -126,7 +126,7 @@ def _untouched(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"reset_parameters does not reach {names[0]!r}{more}, which would keep what it learned; pass factory=, a"
-        " function that builds the model anew."
+        " function that builds the model again."
     )
 
 
@@ -164,7 +164,7 @@ def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:
         if len(wrong):
             row = int(wrong[0])
             raise UnfedError(
-                f"Row {row} of {rows.name} has the label {int(labels[row])}, but the model has {classes} outputs, for"
-                f" labels 0 to {classes - 1}; number the classes from 0 on, or give the model that was trained on them."
+                f"Row {row} of {rows.name} has the label {int(labels[row])}, but the model has {classes} outputs;"
+                f" number the classes from 0 to {classes - 1}."
             )
     return classes

@@ -173,8 +173,8 @@ def print_results(
         console.print(_table(content, [*names, *costs], "What it cost", False, notes))
     for number, note in enumerate(notes, 1):
         console.print(escape(f"({number}) {note}"))
-    for told in tables.by_chance(rows):
-        console.print(escape(told), soft_wrap=True)
+    for noted in tables.by_chance(rows):
+        console.print(escape(noted), soft_wrap=True)
 
 
 _COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, FEDERATED.units, CENTRAL.units)
@@ -258,20 +258,20 @@ def story(run: Run) -> list[str]:
     if poison is None or before is None or not is_measured(before.get("backdoor")):
         return []
     who = f"client {poison.client}"
-    told = [
+    noted = [
         f"{who.capitalize()} planted a backdoor: before unlearning it fires on {percent(before['backdoor'])} of the"
         " stamped test images of other classes."
     ]
     for method, line in last.items():
         if method in ("before", "train"):
             continue
-        told.append(f"{_after(name_of(method), line['round'], line['backdoor'])} forget {_plain(line['forget'])}.")
+        noted.append(f"{_after(name_of(method), line['round'], line['backdoor'])} forget {_plain(line['forget'])}.")
     if "retrain" in last:
-        told.append(
+        noted.append(
             f"Retrain shows what unlearning should look like: there {who} never took part. All this is evidence about"
             " one model and one attack, not a guarantee."
         )
-    return told
+    return noted
 
 
 def _after(name: str, rounds: int, backdoor: Value) -> str:
@@ -301,11 +301,10 @@ def undone_words(turned: dict[str, Any], control: dict[str, Any], probe: str) ->
     more = turned["backdoor"] > control["backdoor"] + ABOVE
     first = "It can be undone" if more else "Turned back it shows little more than Retrain"
     return [
-        f"{first}: with its first layer negated once more, without data or training, NoT's model fires on"
-        f" {percent(turned['backdoor'])} and is right on {percent(turned['forget'])} of the forgotten data (Retrain's,"
-        f" treated alike: {percent(control['backdoor'])} and {percent(control['forget'])}).",
-        f"What lasts is Retrain, at the price of starting over; Sealed has no inverse to apply. `{probe}` tries other"
-        " ways to undo every model of this run.",
+        f"{first}: with its first layer negated once more, NoT's model fires on {percent(turned['backdoor'])} and is"
+        f" right on {percent(turned['forget'])} of the forgotten data (Retrain's:"
+        f" {percent(control['backdoor'])} and {percent(control['forget'])}).",
+        f"Retrain lasts; Sealed has no inverse. `{probe}` tries other ways to undo every model of this run.",
     ]
 
 
@@ -366,13 +365,13 @@ def tell_outcome(run: Run, status: str, request: str, report: str) -> None:
     lines = [line for line in run.lines() if line["request"] == request]
     if status == "queued":
         say(
-            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
-            " leaver takes no part, and the request is served after what is running now."
+            f"Request {request!r} is filed. Another process is at work here: it leaves these rows out from its next"
+            " round on, then serves the request."
         )
     elif status == "waits":
         say(
-            f"Request {request!r} is filed and waits: what it names takes no part in training from now on, but is still"
-            f" in the model in force. `{run.command('resume')}` serves it, and all else that waits."
+            f"Request {request!r} is filed: its rows train no more, but are still in the model in force."
+            f" `{run.command('resume')}` serves it."
         )
     elif status == "already done":
         last: Mapping[str, Any] = lines[-1] if lines else {}
@@ -425,7 +424,7 @@ def lasting(run: Run, request: str) -> str | None:
         return None
     title = run.about(by[0].method, by[0]).title
     return (
-        f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
+        f"Anyone with this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` has no inverse."
         + (f" `{command}` ends it." if (command := ending(run, entry)) else "")
     )

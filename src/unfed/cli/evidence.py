@@ -143,7 +143,7 @@ def request_sign(
     opening = None
     scope: dict[str, Any]
     if sum((bool(client) and samples is None, bool(classes), samples is not None)) != 1:
-        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
+        raise UnfedError("Name what to forget with exactly one of --client, --class or --samples.")
     if samples is not None:
         opening = request.Opening.drawn(SampleList.read(samples).samples)
         scope = {"samples": opening.scope()}

@@ -82,5 +82,5 @@ def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:
     if not own:
         return []
     again = "write it again with `flwr ls --format json`"
-    told = records.read(FlowerTraffic, storage.read_json(ls, "list of Flower runs"), str(ls), again)
-    return [{"run": str(r.run), **r.traffic.to_json()} for r in told.runs if str(r.run) in own]
+    said = records.read(FlowerTraffic, storage.read_json(ls, "list of Flower runs"), str(ls), again)
+    return [{"run": str(r.run), **r.traffic.to_json()} for r in said.runs if str(r.run) in own]

@@ -105,8 +105,8 @@ def _safetensors(out: Path) -> None:
     """Refuse a name under which another format would be looked for."""
     if out.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx", ".h5", ".npz"):
         raise UnfedError(
-            f"{out} is written as safetensors, and its name says otherwise; call it"
-            f" {out.with_suffix('.safetensors').name}. PyTorch reads it with safetensors.torch.load_file."
+            f"{out} would hold safetensors; name it {out.with_suffix('.safetensors').name} and read it with"
+            " safetensors.torch.load_file."
         )
 
 

@@ -59,7 +59,7 @@ def paper(
     from unfed.paper.build import make  # it can draw, and drawing is slow to import
 
     silent = quiet or as_json
-    told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
+    said = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
     moment = moment_of(budget)
 
     @contextmanager
@@ -68,7 +68,7 @@ def paper(
             yield watched_until(watch, moment)
 
     with resumable():
-        page = make(wanted, scale, out or Path("paper", scale), watched, told, sets)
+        page = make(wanted, scale, out or Path("paper", scale), watched, said, sets)
     if as_json:
         echo_json({"page": str(page), "items": [item.id for item in wanted]})
     else:

@@ -81,8 +81,8 @@ def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
         return (tables.markdown if kind == "md" else tables.latex)(found, words=words_of(run.description))
     if kind == "csv":
         return tables.csv_text(run.lines() if rounds else tables.records(found))
-    told = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
-    return json.dumps({**told, "config": run.config.to_json()}, ensure_ascii=False) + "\n"
+    said = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
+    return json.dumps({**said, "config": run.config.to_json()}, ensure_ascii=False) + "\n"
 
 
 def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
@@ -131,11 +131,11 @@ def compare(
     if kind == "html":
         say(f"Report: {api.compare(runs or [], out or Path('compare.html'), rule)}")
         return
-    told = api.compared(runs or [])
+    said = api.compared(runs or [])
     if kind == "csv":
-        text = tables.csv_text(tables.records(several.compared_rows(told, rule)))
+        text = tables.csv_text(tables.records(several.compared_rows(said, rule)))
     else:
-        text = (several.markdown if kind == "md" else several.latex)(told, rule)
+        text = (several.markdown if kind == "md" else several.latex)(said, rule)
     if out is None:
         echo(text)
     else:

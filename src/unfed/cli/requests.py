@@ -139,8 +139,8 @@ def _tell_plan(offers: "list[Offer]", as_json: bool) -> None:
             rows.append((one.method, str(one.rounds), *costs, *shown))
     print_table(("method", *numbers, "lasts", "needs"), rows, numbers)
     say(
-        "`default` is a tuned Retrain. Rounds are at most; bytes and time are what the training took for so many"
-        " rounds; test is the accuracy of its last model here. `unfed probe` tests whether a model lasts."
+        "`default` is a tuned Retrain. Rounds are upper limits; bytes and time are estimates from training. `unfed"
+        " probe` tests whether a model lasts."
     )
     for one in offers:
         if one.refused:
@@ -152,7 +152,7 @@ def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
     if opening is not None:
         raise UnfedError("--opening belongs to a signed request; give that with --request.")
     if ways > 1 or (ways == 0 and name is None):
-        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
+        raise UnfedError("Name what to forget with exactly one of --client, --class or --samples.")
 
 
 def _one_client_each(asked: list[str], there: Sequence[str]) -> None:
@@ -208,9 +208,9 @@ def _tell_outcome(run: "Run", status: str, request: str, as_json: bool, quiet: b
     if as_json:
         entry = run.queue.book.find(request)
         lines = [line for line in run.lines() if line["request"] == request]
-        told: dict[str, Any] = {"request": request, "status": status, "last": lines[-1] if lines else {}}
-        told |= {"report": report and str(report), "forgetting": ((entry and entry.gate) or {}).get("forgetting")}
-        echo_json({**told, "lasting": undone, "again": dict(entry.again) if entry else {}})
+        said: dict[str, Any] = {"request": request, "status": status, "last": lines[-1] if lines else {}}
+        said |= {"report": report and str(report), "forgetting": ((entry and entry.gate) or {}).get("forgetting")}
+        echo_json({**said, "lasting": undone, "again": dict(entry.again) if entry else {}})
     elif not quiet:
         tell_outcome(run, status, request, str(report))
         if undone and status != "withdrawn":
@@ -322,7 +322,7 @@ def _tell_purged(run: "RunRecord", request: str, found: "PurgeOutcome", dry_run:
     say(*(f"{'would purge' if dry_run else 'purged'} {what}" for what in _by_folder(found.gone)))
     if dry_run and keeps_log(run.folder.path):
         evidence = run.command("bundle", "--request", request, "-o", "evidence.json")
-        say(f"Write its evidence first, `{evidence}`: once purged, the log speaks of nobody.")
+        say(f"Write its evidence first, `{evidence}`: once purged, the log no longer names it.")
     if not dry_run:
         central = run.config.setting == "central"
         others = "Backups and exports" if central else "Backups, exports and what clients keep"

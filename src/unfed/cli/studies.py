@@ -439,8 +439,8 @@ def bench(
         return
     names = benchmark.all_methods() if methods == ["all"] else methods
     folder = out or Path("results", "bench", Path(suite).stem)
-    told = " ".join(["unfed bench", *methods, "--suite", suite, *(["--device", device] if device else [])])
-    work = benchmark.Benchmark.of(suite, names, folder, models, device or "auto", told)
+    noted = " ".join(["unfed bench", *methods, "--suite", suite, *(["--device", device] if device else [])])
+    work = benchmark.Benchmark.of(suite, names, folder, models, device or "auto", noted)
     for name in names:
         _conforms(name)
     if not (as_json or silent):

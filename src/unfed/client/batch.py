@@ -132,7 +132,7 @@ class Draws:
         dropout: bool = True,
         label_key: rng.Key | None = None,
     ) -> Draws:
-        """What nobody reads is not drawn; zeros stand in its place."""
+        """What no one reads is not drawn; zeros stand in its place."""
         unread = torch.zeros_like(order)
         return Draws(
             rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,

@@ -27,7 +27,7 @@ Way = Callable[[Net, Tensor], Tensor]
 
 
 def called(net: Net, x: Tensor) -> Tensor:
-    """The way of `score` unless it is told another: the network as it is."""
+    """The way of `score` unless another is given: the network as it is."""
     return net(x)
 
 

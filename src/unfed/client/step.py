@@ -120,7 +120,7 @@ def advance(
     """The second half of the step: clip, update, maps, stop.
 
     `lr` stands for the phase's own rate where that must be a tensor, because a compiled step would otherwise be
-    compiled anew for every rate of a schedule.
+    compiled again for every rate of a schedule.
     """
     grads, state, value = slope
     if phase.optimiser.clip is not None:
@@ -312,7 +312,7 @@ def _batches(
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
     """Whether batches are made ahead of time.
 
-    That is so where a data set on the host feeds another device and nobody can tell the difference. A rule that stops
+    That is so where a data set on the host feeds another device and no one can tell the difference. A rule that stops
     early, or a model that draws, would leave the data set's random numbers elsewhere than today.
     """
     if client.source.resident or phase.stop is not None or template.draws_its_own:

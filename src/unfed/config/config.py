@@ -98,7 +98,7 @@ class MethodsConfig(BaseModel):
         return table.get(key, default) if isinstance(table, Mapping) else default
 
     def code(self, labels: Iterable[str], key: str) -> list[tuple[str, str]]:
-        """(key, name) of those among the methods with these labels that are somebody's code.
+        """(key, name) of those among the methods with these labels that are someone's code.
 
         Labels stand at `key`.
         """
@@ -166,7 +166,7 @@ class Config(ConfigTable):
                 raise ValueError("setting = 'central' has one holder of all data; leave partition.clients out")
             if self.training.participation < 1 or self.training.drop_out > 0:
                 raise ValueError(
-                    "setting = 'central' has nobody who could stay away; leave participation, drop_out out"
+                    "setting = 'central' has no client that could stay away; leave participation, drop_out out"
                 )
         return self
 
@@ -193,7 +193,7 @@ class Config(ConfigTable):
         return {label: self.method(label) for label, m in (compared | asked).items() if "history" in m.needs}
 
     def code(self) -> list[tuple[str, str]]:
-        """(key, name) of whatever in here names code that somebody wrote: a data set, a model, a method."""
+        """(key, name) of whatever in here names code that someone wrote: a data set, a model, a method."""
         named = [("data.name", self.data.name), ("model.name", self.model.name)]
         found = [(key, name) for key, name in named if plugins.looks_like_code(name)]
         labels = dict.fromkeys((*self.methods.run, *(self.methods.model_extra or {})))
@@ -201,7 +201,7 @@ class Config(ConfigTable):
         return found + self.methods.code(self.training.record, "training.record")
 
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of the requests in their order: enough for whoever only looks."""
+        """The ids of the requests in their order: enough for anyone who only looks."""
         return tuple(r.name(i + 1) for i, r in enumerate(self.request))
 
     def requests(self) -> tuple[Request, ...]:
@@ -284,7 +284,7 @@ class Config(ConfigTable):
         for change in sets:
             applied(values, change)
         if values.get("setting") == "central" and isinstance(values.setdefault("partition", {}), dict):
-            # One place holds every training row; whoever wants validation rows says so.
+            # One place holds every training row; anyone who wants validation rows says so.
             values["partition"] = {"clients": 1, "validation": 0.0} | values["partition"]
         if file is not None:
             _resolve_paths(values, file.parent.resolve())
@@ -447,8 +447,8 @@ def _memorised(request: Mapping[str, Any]) -> SampleList:
     folder, fraction = request.get("population"), request.get("fraction")
     if not isinstance(folder, str | Path) or not isinstance(fraction, float) or not 0.0 < fraction <= 1.0:
         raise UnfedError(
-            'request.select = "memorised" takes the folder of a population (`unfed population` makes one) and a'
-            ' fraction of the rows it forgot: request = {select = "memorised", population = "DIR", fraction = 0.1}.'
+            'request.select = "memorised" takes a population and a fraction: request ='
+            ' {select = "memorised", population = "DIR", fraction = 0.1}; `unfed population` makes one.'
         )
     rows = most_memorised(store.load(folder), fraction)
     text = "".join(f"{client},{position}\n" for client, position in rows)

@@ -46,8 +46,8 @@ def toml_value(text: str) -> Any:
     except tomllib.TOMLDecodeError as error:
         if text.lstrip()[:1] in ("[", "{"):
             raise UnfedError(
-                f"{text!r} is no list or table of TOML: words in it need quotes, and the shell must leave them there,"
-                " as in --set \"methods.run=['not','ft']\"."
+                f"{text!r} is not a TOML list or table; quote its words and the whole option, as in"
+                " --set \"methods.run=['not','ft']\"."
             ) from error
         return text
     except (ValueError, RecursionError) as error:
@@ -80,8 +80,8 @@ def check_id(name: object, what: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = name if isinstance(name, str) and len(name) <= 100 else f"{str(name)[:100]}…"
         raise UnfedError(
-            f"The {what} {shown!r} cannot be used as a file name; take at most 80 letters, digits, dots, dashes or"
-            " underscores, beginning with a letter or a digit."
+            f"The {what} {shown!r} cannot be used as a file name; use at most 80 letters, digits, dots, dashes or"
+            " underscores, a letter or digit first."
         )
     return name
 
@@ -90,8 +90,8 @@ def check_folder(name: str) -> str:
     """The name of a run, which is also its folder's: any words, as long as they stay in their place."""
     if not _FOLDER.fullmatch(name):
         raise UnfedError(
-            f"The name {name[:100]!r} cannot be used for a folder; take at most 80 letters, digits and spaces, no"
-            " slash, beginning with a letter or a digit."
+            f"The name {name[:100]!r} cannot be used for a folder; use at most 80 letters, digits and spaces, a letter"
+            " or digit first."
         )
     return name
 

@@ -319,7 +319,7 @@ class RequestConfig(ConfigTable):
         return Request(self.name(number), self.clients, self.classes, **asked)
 
     def owners(self) -> set[str]:
-        """Whose rows it names, as far as a run folder tells by itself; nobody where it does not."""
+        """Whose rows it names, as far as a run folder tells by itself; no one where it does not."""
         asked = self.samples.list.asked if isinstance(self.samples, KeptList) else {}
         return {*self.clients, *(name for name, _ in asked.get("samples", ()))}
 

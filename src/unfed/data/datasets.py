@@ -97,7 +97,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     transform: Transform | Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """The data set, split and ready to fetch; `test_size` pools all rows and holds out that many anew.
+    """The data set, split and ready to fetch; `test_size` pools all rows and holds out that many afresh.
 
     `transform` replaces the data set's own; a mapping changes only the fields it names.
     """

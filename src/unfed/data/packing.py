@@ -114,8 +114,7 @@ def layout(inputs: Mapping[str | int, Tensor], rows: bool) -> Inputs | None:
     (key, lone), *more = inputs.items()
     if not more and key == 0 and lone.dtype == torch.uint8 and lone.ndim - rows < 2:
         raise UnfedError(
-            "Vectors of uint8 are no images, which are divided by 255, nor floats or token ids, which are taken as they"
-            " are; convert them with .float() or .long()."
+            "Vectors of uint8 are neither images nor floats or token ids; convert them with .float() or .long()."
         )
     if not more and key == 0 and (lone.is_floating_point() or lone.dtype == torch.uint8):
         return None
@@ -154,6 +153,6 @@ class PackedRows:
             if shape != part.shape:
                 raise UnfedError(
                     f"{where} has {part.key!r} with the shape {list(shape)} and row 0 has {list(part.shape)}; pad or"
-                    " cut them to one length (a DataLoader whose collate_fn pads does it too)."
+                    " cut them to one length."
                 )
         return self._inputs.pack(tensors)[0], label

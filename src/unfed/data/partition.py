@@ -5,8 +5,8 @@
     shards     rows sorted by label, cut into clients · per_client shards;  each client is dealt per_client of them
     natural    by who they came from: the largest groups, one client each, or cut into several where clients are more
 
-A Dirichlet draw may leave a client with next to nothing. It is drawn again a few times; then whoever still has fewer
-than `min_samples` takes rows from the largest clients, and the partition records who was topped up. Everything is
+A Dirichlet draw may leave a client with next to nothing. It is drawn again a few times; then a client that still has
+fewer than `min_samples` takes rows from the largest clients, and the partition records who was topped up. Everything is
 vectorised over rows and clients: a million clients over four million rows take seconds.
 """
 
@@ -193,7 +193,7 @@ def _arrange(owner: Ints, clients: int, seed: int) -> Deal:
 def _draw_counts(labels: Tensor, clients: int, beta: float, seed: int, min_samples: int) -> Ints:
     """Rows of each class for each client, [classes, clients].
 
-    It is the first draw that starves nobody, or else the last.
+    It is the first draw that starves no one, or else the last.
     """
     per_class = torch.unique(labels.cpu(), return_counts=True)[1].numpy()
     counts: Ints = np.empty((len(per_class), clients), dtype=np.int64)

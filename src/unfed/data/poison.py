@@ -76,8 +76,8 @@ def poison(labels: Tensor, rows: Tensor, target_class: int, seed: int, share: fl
     count = portion(share, len(eligible))
     if count == 0:
         raise UnfedError(
-            f"{len(eligible)} of the client's {len(rows)} training rows are not of the target class {target_class},"
-            f" so a share of {share} poisons none; choose another target class, client or share."
+            f"A share of {share} poisons no row: {len(eligible)} of the client's {len(rows)} are not of class"
+            f" {target_class}; choose another target class, client or share."
         )
     chosen = eligible[rng.order(rng.as_key(rng.key(seed, "poison"), labels.device), len(eligible))[:count]]
     flags = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
@@ -136,8 +136,8 @@ def triggered(source: Source, target_class: int, trigger: Trigger | None = None)
 def _poisonable(source: Source, target_class: int, trigger: Trigger) -> TensorSource:
     if not isinstance(source, TensorSource) or source.prepared:
         raise UnfedError(
-            "Only image data held as uint8 tensors can be poisoned, because the trigger goes between the transform"
-            " and the normalisation; return uint8 tensors from your data set's factory or leave the poisoning out."
+            "Only image data held as uint8 tensors can be poisoned; return uint8 tensors from your data set's factory,"
+            " or leave the poisoning out."
         )
     if not 0 <= target_class < source.classes:
         raise UnfedError(f"The target class {target_class} is outside 0..{source.classes - 1}; choose one of these.")

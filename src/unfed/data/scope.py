@@ -100,7 +100,7 @@ class Request:
     listed: str | None = field(default=None, compare=False)
     """SHA-256 of the file that listed its samples, where one did; what is asked for are the samples."""
     rows: tuple[int, ...] = ()
-    """Single samples by their numbers in the data set as it was given, from 0 on, whoever holds them."""
+    """Single samples by their numbers in the data set as it was given, from 0 on, no matter who holds them."""
     purged: bool = field(default=False, compare=False)
     """Whether a run has purged it: no value of a single row of it is written again. No part of what is asked for."""
 
@@ -279,8 +279,8 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
             if request.fraction is not None:
                 most = max((len(client.train) for client in marked), default=0)
                 raise UnfedError(
-                    f"Request {request.id!r} asks for {request.fraction:g} of every client's training rows, which is"
-                    f" less than one row where a client holds at most {most}; ask for a larger fraction."
+                    f"Request {request.id!r} asks for {request.fraction:g} of every client's rows, which is less than"
+                    f" one of {most}; ask for a larger fraction."
                 )
             raise UnfedError(
                 f"Request {request.id!r} names no training row, so its forget set is empty and there is nothing to"
@@ -289,10 +289,7 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
         for k, marks in concerned.items():
             marked[k] = replace(marked[k], forget=marked[k].forget | marks)
     if requests and not any(len(client.view("retain")) for client in marked):
-        raise UnfedError(
-            "The requests would remove every training row of every client, so nothing would be left to learn from;"
-            " ask for less."
-        )
+        raise UnfedError("The requests would remove every training row of every client; ask for less.")
     return tuple(marked)
 
 
@@ -361,7 +358,7 @@ def _instance_scope(
 
 
 def _numbered(clients: Sequence[ClientData], request: Request) -> dict[int, Tensor]:
-    """The rows of a data set that a request names by their numbers, at whoever holds them."""
+    """The rows of a data set that a request names by their numbers, at the clients that hold them."""
     wanted, concerned, found = torch.tensor(request.rows), {}, set()
     for k, client in enumerate(clients):
         if client.numbers is None:
@@ -373,9 +370,8 @@ def _numbered(clients: Sequence[ClientData], request: Request) -> dict[int, Tens
     if missing := [row for row in request.rows if row not in found]:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UnfedError(
-            f"Request {request.id!r} names row {missing[0]}{more}, which is no training row here: rows are numbered"
-            " from 0 on in the data set as it was given, and some of them are held out for testing or left away; take"
-            " it out of the list."
+            f"Request {request.id!r} names row {missing[0]}{more}, which is no training row (rows count from 0; some"
+            " are held out); take it out of the list."
         )
     return concerned
 
@@ -457,7 +453,7 @@ MOST_BYTES = 64 * 2**20
 MOST_ROWS = 1_000_000
 _DIGITS = 15  # more than any client holds rows
 _HEADERS = (["client", "position"], ["row"])
-_KNOWN = "row, or client,position with a comma"
+_KNOWN = "`row` or `client,position`"
 _NOBODY = ""  # whose a row is that is named by its number; no client is called so
 
 
@@ -491,7 +487,7 @@ class SampleList:
         if self.rows:
             raise UnfedError(
                 f"The sample list {self.source} names rows of the data set, which a run whose data lies here can look"
-                " up, and nobody else; write client,position."
+                " up, and no one else; write client,position."
             )
         return _parsed(self.text, self.source)
 
@@ -510,9 +506,8 @@ def read_samples(path: str | Path) -> Samples:
 def drawn_order(what: str) -> UnfedError:
     """Why positions name nothing that anybody knows where one place holds a whole data set."""
     return UnfedError(
-        f"One place holds all data here, in an order that was drawn, so the positions in {what} would name other"
-        " samples than they seem to; name rows of the data set, from 0 on: a list with the header row, or"
-        " Request(id, rows=…)."
+        f"One place holds all data here, in a drawn order, so positions in {what} mislead; name rows: a list with the"
+        " header row, or Request(id, rows=…)."
     )
 
 
@@ -528,12 +523,11 @@ def _parsed(text: str, path: str) -> Samples:
     except csv.Error as error:
         raise _unreadable(path, error) from error
     if not numbered:
-        raise UnfedError(f"The sample list {path} is empty; write a header, {_KNOWN}, and one line per sample.")
+        raise UnfedError(f"The sample list {path} is empty; write the header {_KNOWN}, then one line per sample.")
     header = numbered[0][1]
     if header not in _HEADERS:
         raise UnfedError(
-            f"Line {numbered[0][0]} of {path} is {','.join(header)[:100]!r} and must be the header {_KNOWN}; write it"
-            " so."
+            f"Line {numbered[0][0]} of {path} is {','.join(header)[:100]!r}; write the header {_KNOWN} there."
         )
     if len(numbered) == 1:
         raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
@@ -597,8 +591,8 @@ class DenyList:
                 raise UnfedError("The deny list has rows, but its key is not there; restore deny.key beside run.json.")
             if not recognisable(client.source, client.rows):
                 raise UnfedError(
-                    "The deny list has rows, and this data set gives other numbers every time it is asked for a row, so"
-                    " none can be recognised; give it without random transforms, or deny clients by a file of names."
+                    "The deny list has rows, but this data set's random transforms hide them; remove the transforms,"
+                    " or deny clients by a file of names."
                 )
             own = row_digests(self.key, client.source, client.rows)
             refused |= torch.tensor([digest in self.rows for digest in own], dtype=torch.bool)

@@ -324,8 +324,8 @@ def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
     """The number of classes, after checking every label; the sentence names the first bad row."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise UnfedError(
-            f"Labels must be class numbers (integers from 0 on), not {labels.dtype}; unfed forgets in classifiers, and"
-            " a target that is a real number (regression) has no class to forget."
+            f"Labels must be class numbers (integers from 0 on), not {labels.dtype}; unfed forgets in classifiers only,"
+            " so turn them into class numbers."
         )
     if labels.shape != (n,):
         raise UnfedError(
@@ -413,7 +413,7 @@ class DatasetSource:
         return self._handed_over(x.reshape(*rows.shape, *self.shape)), self._handed_over(y)
 
     def _handed_over(self, tensor: Tensor) -> Tensor:
-        """On the device. From pinned memory nobody waits for the copy."""
+        """On the device. From pinned memory no one waits for the copy."""
         if self._device.type != "cuda":
             return tensor.to(self._device)
         return tensor.pin_memory().to(self._device, non_blocking=True)

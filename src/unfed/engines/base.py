@@ -2,7 +2,7 @@
 
 Listening to an engine: what went in, what came back, which rows were read to train on.
 
-An observer changes nothing and hears what really passed, whoever asked for it. It is for engines that work here; what
+An observer changes nothing and hears what really passed, no matter who asked. It is for engines that work here; what
 real messages carried, the messenger counts itself.
 
 What several federations ask of their clients at the same time, as one stack.
@@ -163,7 +163,7 @@ def context_of(context: Context, client: str) -> dict[str, Params]:
 
 
 class Observer(Protocol):
-    """A listener that is told which rows are read for training."""
+    """A listener that hears which rows are read for training."""
 
     def read(self, rows: Tensor) -> None:
         """These rows of the data set are read to train on them."""
@@ -204,7 +204,7 @@ class ObservedEngine:
 
 
 def observed_clients(clients: Mapping[str, ClientData], observer: Observer) -> dict[str, ClientData]:
-    """The same clients, but an observer is told which rows they read to train on.
+    """The same clients, but an observer hears which rows they read to train on.
 
     Who shared a source still shares one.
     """

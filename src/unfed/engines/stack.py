@@ -4,7 +4,7 @@
     batch[c] = order[c, begin_c(t) : end_c(t)]                        padded to the widest, padded rows weigh 0
 
 A client's place in its passes is a closed form of t (`PhaseSteps`), so clients with few rows may be in their third pass
-while others are in their first, and nobody waits. Every word is the hash that the client would draw alone.
+while others are in their first, and no one waits. Every word is the hash that the client would draw alone.
 
 The one step, mapped over a stack.
 
@@ -195,7 +195,7 @@ class BatchDealer:
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
     def turn(self, t: int, active: int, done: Integers) -> bool:
-        """Shuffle anew for the clients that begin a pass at step t.
+        """Shuffle again for the clients that begin a pass at step t.
 
         `done` passes were made before this phase.
         """

@@ -2,7 +2,7 @@
 
     θ ← θ + Σ_k n_k (θ_k − θ) / Σ_k n_k          in client order
 
-The delta form keeps what nobody changed bit-equal (a plain weighted mean of nine equal float32 tensors changes a third
+The delta form keeps unchanged entries bit-equal (a plain weighted mean of nine equal float32 tensors changes a third
 of their entries within a hundred rounds). Every floating-point entry is averaged, BatchNorm's running statistics
 included; integer counters are copied. An update is refused, and named, if its keys, shapes or types are wrong, if it
 holds NaN or infinity, if it is so large that its norm is no number, or if its weight is not positive.
@@ -105,8 +105,8 @@ class CheckedUpdate:
         if self._malformed:
             return
         names = [name for name, stack in block.params.items() if stack.is_floating_point()]
-        # One with a NaN or an infinity in it has no finite length. That of finite numbers may be too large, so whoever
-        # is suspected is looked at again.
+        # One with a NaN or an infinity in it has no finite length. That of finite numbers may be too large, so a
+        # suspected one is looked at again.
         if len(block.clients) == 1:
             deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
             lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)

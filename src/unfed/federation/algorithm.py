@@ -28,7 +28,7 @@ def unlearn(server: Server, method: Unlearns, state: State | None = None) -> Ite
     After a state that was kept, it is every further one.
     """
     if state is None:
-        state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all anew
+        state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all afresh
         yield state
     while not state.done:  # line 10
         state = method.round(server, state)  # lines 11 to 14: `Server.recover`, unless it has its own

@@ -1,4 +1,4 @@
-"""What a server keeps from training, because a method will need it once somebody leaves.
+"""What a server keeps from training, because a method will need it once someone leaves.
 
     past     = one round as it happened: plan, θ^{t−1}, the accepted updates, the requests in force
     history  = record(history, past), round after round
@@ -73,7 +73,7 @@ class History:
     rounds: int = 0
     """How many rounds were recorded."""
     shared: Mapping[str, Params] = field(default_factory=dict)
-    """Models that belong to nobody in particular."""
+    """Models that belong to no client in particular."""
     own: Mapping[str, ClientRecord] = field(default_factory=dict)
     """What belongs to a client, by its name."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -163,8 +163,8 @@ class Recorder:
         loose = max([1e-9, *(1000 * torch.finfo(params[name].dtype).eps for name in now if params[name].itemsize < 8)])
         if not math.sqrt(gap) <= loose * size:
             raise UnfedError(
-                f"The recorded history does not add up to the model (it is off by {math.sqrt(gap):.2g}), so it is not"
-                " saved; train without training.record, and report this."
+                f"The recorded history does not add up to the model (off by {math.sqrt(gap):.2g}) and is not saved;"
+                " train without training.record, and report this."
             )
 
     def _summed(self) -> tuple[Params, float]:

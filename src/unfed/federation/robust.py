@@ -1,7 +1,7 @@
 """Averages that one wrong but plausible update cannot carry away, as an option (`training.robust`).
 
     mean      θ + Σ p_k Δ_k                                    the paper's FedAvg; Δ_k = θ_k − θ
-    norm      θ + Σ p_k min(1, b·m / ‖Δ_k‖) Δ_k                m is the median of the ‖Δ_k‖: nobody moves the model by
+    norm      θ + Σ p_k min(1, b·m / ‖Δ_k‖) Δ_k                m is the median of the ‖Δ_k‖: no client moves θ by
                                                                more than b times what is usual in this round
     median    θ + median_k Δ_k                                 coordinate by coordinate, everybody weighs the same
     trimmed   θ + mean of Δ_k without the ⌊t·K⌋ smallest and as many largest, coordinate by coordinate

@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Members:
-    """Who is there: it changes when a further request marks more rows, or somebody joins."""
+    """Who is there: it changes when a further request marks more rows, or someone joins."""
 
     clients: Mapping[str, ClientData]
     engine: Engine
@@ -108,7 +108,7 @@ class JobServer:
     def look_at(self, members: Members) -> None:
         """Take note of who holds what.
 
-        Called again when a further request marks more rows, or somebody joined.
+        Called again when a further request marks more rows, or someone joined.
         """
         clients, self.engine = members.clients, members.engine
         self._public = members.public or self._public
@@ -118,7 +118,7 @@ class JobServer:
         self.owners: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("forget"))
         self.leave_out(self.aside)
         if not self._retained:
-            raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
+            raise UnfedError("Every client would be forgotten, so no client is left to train; ask for fewer.")
 
     def leave_out(self, clients: Iterable[str]) -> None:
         """Ask these clients for nothing more in this job, but for what they themselves asked to forget."""
@@ -236,13 +236,13 @@ class JobServer:
         if not self._setup.wired:
             reason = refused[0].reason.removeprefix("its update ") if refused else "holds no row to train on"
             raise UnfedError(
-                f"After epoch {round} the model {reason}, because its loss is not finite any more; lower the"
-                " learning rate (or the method's own strength) and start again."
+                f"After epoch {round} the model {reason}, because its loss is not finite; lower the learning rate (or"
+                " the method's own strength)."
             )
-        why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
+        why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "no client was asked"
         raise (Unanswered if asked else Refused)(
             f"Round {round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
-            " mend these clients or lower training.quorum, then resume: all of them are asked again."
+            " mend these clients or lower training.quorum, then resume."
         )
 
     def replay(

@@ -70,8 +70,8 @@ def usable(state: State) -> State:
         if not all_finite([tensor]):
             what = f"Round {state.round}" if state.round else "The method's beginning"
             raise Refused(
-                f"{what} left NaN or infinite values in {name!r}, so it is not kept and the state before it stands;"
-                " lower the learning rate (or the method's own strength), or set training.robust.rule, and start again."
+                f"{what} left NaN or infinite values in {name!r}, so it is not kept; lower the learning rate, or set"
+                " training.robust.rule, and start again."
             )
     return state
 

@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when used: a client's process starts anew for every message and needs next to nothing of it.
+    # Loaded when used: a client's process starts again for every message and needs next to nothing of it.
     for module, names in _WHERE.items():
         if name in names:
             return getattr(importlib.import_module(f"unfed.flower.{module}"), name)

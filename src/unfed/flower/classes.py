@@ -1,4 +1,4 @@
-"""Classes that leave: nobody goes, and every client leaves their rows out of what it trains on.
+"""Classes that leave: no one goes, and every client leaves their rows out of what it trains on.
 
     of_class(3) ─► told: messages name class 3 ─► staying_rows at the client ─► heeded: who says nothing is refused
 
@@ -40,7 +40,7 @@ class Classes:
     heard: bool = False
     """Whether anybody has said it."""
     seen: set[int] = field(default_factory=set)
-    """The classes of which somebody has left rows out."""
+    """The classes of which someone has left rows out."""
 
     @staticmethod
     def of(leavers: Iterable[Leaver]) -> Classes:
@@ -73,7 +73,7 @@ class Classes:
     def heeded(self, replies: Sequence[Message], all_of_them: bool) -> list[Message]:
         """The replies; those to train that say nothing of the classes are errors, with the reason.
 
-        It raises where these are all that were asked for, and nobody said anything yet: nobody will in later rounds.
+        It raises where these are all that were asked for, and no one said anything yet: no one will in later rounds.
         """
         trained = [reply for reply in replies if self.all and is_training(reply) and reply.has_content()]
         reasons = {reply.metadata.src_node_id: why for reply in trained if (why := self._unheeded(reply)) is not None}
@@ -109,8 +109,8 @@ class Classes:
         weights = [own[self.weight] for own in metrics if self.weight is not None and self.weight in own]
         if sum(counts) and rows in weights:
             raise Unreadable(
-                f"its weight {self.weight!r} is {rows}, as many rows as it has with the {sum(counts)} of {self.words};"
-                " let it train on the rows of staying_rows(message, labels) alone, and count these"
+                f"its weight {self.weight!r} is {rows}, which counts the {sum(counts)} rows of {self.words} too;"
+                " let it train on and count the rows of staying_rows(message, labels) alone"
             )
         own = dict(zip(map(str, self.all), counts, strict=True))
         self.rows[reply.metadata.src_node_id], self.heard = {"rows": own, "of": rows}, True
@@ -122,10 +122,10 @@ class Classes:
         return {name(node): found[node] for node in sorted(found)}
 
     def check_seen(self, rounds: int) -> None:
-        """Refuse a request whose classes nobody had a row of: a typing error would be called forgotten."""
+        """Refuse a request whose classes no one had a row of: a typing error would be called forgotten."""
         if missing := [number for number in self.now if number not in self.seen]:
             words = listed(map(class_words, missing))
             raise Refused(
-                f"No client that trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words} to"
-                " leave out; name classes by the numbers that the labels have, or pass gone=True if they are gone."
+                f"No client that trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words}; name"
+                " classes by their label numbers, or pass gone=True if they are gone."
             )

@@ -1,4 +1,4 @@
-"""What a model is worth to those who stay, to the server, and to whoever left and gave leave.
+"""What a model is worth to those who stay, to the server, and to leavers who gave leave.
 
 Leave is given in the node's own config (`allow="forget"`), which the node states when it says who it is. With it, and
 with a ledger, the leaver gets the app's own evaluation of the model before and of the one after. It is never asked

@@ -192,8 +192,8 @@ def check_forgets(strategy: Strategy) -> None:
     trees = next((type(layer).__name__ for layer in layers(strategy) if isinstance(layer, TREES)), None)
     if trees is not None:
         raise UnfedError(
-            f"{trees} collects trees, and those that were grown on the leaver's rows would stay in the model; train a"
-            f" new one without the leaver: {trees}(…).start(SubsetGrid(grid, exclude), …) from an empty model."
+            f"{trees} keeps the trees grown on the leaver's rows; train a new model without the leaver:"
+            f" {trees}(…).start(SubsetGrid(grid, exclude), …)."
         )
 
 

@@ -4,10 +4,10 @@
     registered("north")            the name a key was registered under
     node_with(client="north")      what a node's config says: client, client_name, or partition_id with num_partitions;
                                    the client app must answer who it is (`introduce(app)`, one line)
-    denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of SubsetGrid)
-    of_class(3)                    no node: the rows of a class, which every client is told to leave out (classes.py)
+    denied(RUN or FILE)            those who were forgotten before; need not be there (`deny=…` of SubsetGrid)
+    of_class(3)                    no node: the rows of a class, which every client is asked to leave out (classes.py)
 
-Whoever is meant is looked for whenever somebody looks at the grid, so a leaver that comes back under another id stays
+Leavers are looked for whenever the grid is asked, so a leaver that comes back under another id stays
 out. An exclusion that matches no node is an error before the first message: with a typing error, all would train.
 """
 
@@ -28,7 +28,7 @@ from unfed.remote.messages import Failure, Reply, said
 from unfed.remote.nodes import Directory
 from unfed.remote.transport import Messenger
 
-TOLD = "every client is told to leave its rows out"
+TOLD = "every client is asked to leave its rows out"
 JUST_CONNECTED = "it has only just connected"
 TIMEOUT = 300.0
 """Seconds that the question "who are you?" may take; every node starts a process for it."""
@@ -60,7 +60,7 @@ class AppDirectory(Directory):
         self.look("")
 
     def doubt(self, node: int) -> str | None:
-        """Why a node cannot be told apart from a leaver; None where it can."""
+        """Why a node cannot be distinguished from a leaver; None where it can."""
         if node in self.failures or node in self._heard or node in self.denied.nodes:
             return self.failures.get(node)
         return f"it did not answer within {self.messenger.timeout:g} s" if node in self._tries else JUST_CONNECTED
@@ -128,23 +128,23 @@ class Leaver:
     words: str
     find: Callable[[AppDirectory], Collection[int]]
     doubt: Callable[[AppDirectory, int], str | None] = lambda nodes, node: None
-    """Why a node cannot be told apart from who is meant; it is left out too, for it might be the one."""
+    """Why a node cannot be distinguished from who is meant; it is left out too, for it might be the one."""
     remedy: Callable[[AppDirectory], str] = lambda nodes: "check it"
     names: Collection[str] = ()
     """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
-    """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
+    """Whether someone must be found: of those who were forgotten before, no one need be there."""
     asks: bool = False
     """Whether nodes are asked who they are to find it."""
     timeout: float = TIMEOUT
-    absent: str = "nobody is connected, and if it comes back it stays out"
-    """What the log says where nobody is found and nobody need be."""
+    absent: str = "it is not connected, and stays out if it comes back"
+    """What the log says where no one is found and no one need be."""
     classes: Collection[int] = ()
-    """Classes whose rows every client leaves out; whoever is `needed` only for these is no node."""
+    """Classes whose rows every client leaves out; a leaver `needed` only for these is no node."""
 
     @property
     def is_node(self) -> bool:
-        """Whether this is somebody, who must be found: not a class, and not whoever left before."""
+        """Whether this is a client that must be found: not a class, and not earlier leavers."""
         return self.needed and not self.classes
 
 
@@ -153,7 +153,7 @@ def class_words(number: int) -> str:
 
 
 Exclude = Collection[int | Leaver] | Leaver | Find | int
-"""Node ids and leavers, one or several, or a function that finds ids among those connected, whenever somebody looks."""
+"""Node ids and leavers, one or several, or a function that finds ids among those connected, whenever someone looks."""
 
 
 def registered(*given: str | int) -> Leaver:
@@ -167,8 +167,8 @@ def registered(*given: str | int) -> Leaver:
         refuse_nameless(nodes.grid, "exclude by node_with(partition_id=…) or by node id")
         if nodes.registered and not any(nodes.registered.values()):
             raise UnfedError(
-                "No connected node has a registered name, so the leaver cannot be told apart; register the nodes' keys"
-                " with --name, or exclude by node_with(partition_id=…) or by node id."
+                "No connected node has a registered name; register the nodes' keys with --name, or exclude by"
+                " node_with(partition_id=…) or by node id."
             )
         return [node for node, name in nodes.registered.items() if name in names]
 
@@ -270,13 +270,13 @@ def of_class(*given: int | str) -> Leaver:
 
 
 def _one_of(names: Iterable[str]) -> str:
-    """What to do about a leaver whom nobody there is."""
+    """What to do about a leaver that no connected node is."""
     there = sorted({said(name, 60) for name in names if name})
     return f"name one of {members(there)}" if there else "let the nodes connect first"
 
 
 def denied(path: str | Path, timeout: float = TIMEOUT) -> Leaver:
-    """Whoever was forgotten before.
+    """Those who were forgotten before.
 
     The clients on the deny list of a run folder or ledger, or in a file with one name per line. They are known by a
     registered name or by what their node config says; a node that has neither might be one of them, and is left out.
@@ -285,8 +285,8 @@ def denied(path: str | Path, timeout: float = TIMEOUT) -> Leaver:
     there = on_list(path)
     if there.rows:
         raise UnfedError(
-            f"The deny list of {path} has {len(there.rows)} single rows, and rows that lie at nodes cannot be"
-            " recognised here; write the clients that must stay out into a file, one per line, and name that."
+            f"The deny list of {path} has {len(there.rows)} single rows, which cannot be recognised at nodes; name a"
+            " file of clients instead, one per line."
         )
     return gone_before(there.clients, there.classes, f"the deny list {path}", timeout)
 
@@ -301,7 +301,7 @@ def gone_before(clients: Collection[str], classes: Collection[int], where: str, 
 
     everything = ", ".join([*sorted(names), *map(class_words, classes)]) or "which is empty"
     return Leaver(
-        f"whoever is on {where} ({everything})",
+        f"everyone on {where} ({everything})",
         lambda nodes: [node for node, name in nodes.denied.nodes.items() if name in names],
         doubt,
         names=names,
@@ -339,15 +339,15 @@ def named(option: str, names: Collection[str], strict: bool = False) -> Sequence
 
 
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
-    """Each part of an exclusion by itself: each of them must match somebody."""
+    """Each part of an exclusion by itself: each of them must match someone."""
     if callable(exclude) and not isinstance(exclude, Leaver):
-        return (Leaver("whoever the given function finds", lambda nodes: exclude(nodes.grid)),)
+        return (Leaver("the nodes that the given function finds", lambda nodes: exclude(nodes.grid)),)
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
         raise UnfedError(
-            "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, a class by"
-            " of_class(…), or who left before, by denied(…)."
+            "exclude is empty, so every client would stay; name who leaves: node_with(…), an id, of_class(…), or"
+            " denied(…) for earlier leavers."
         )
     return found
 
@@ -360,10 +360,10 @@ def _node(number: int) -> Leaver:
             f" node_with(client={name}), a partition is node_with(partition_id=…)."
         )
     remedy = (
-        "ids are drawn anew in every run of Flower's simulator and for every SuperNode without a key, so name it by"
+        "ids are drawn again in every run of Flower's simulator and for every SuperNode without a key, so name it by"
         " node_with(partition_id=…)"
     )
-    absent = "nobody is connected under this id; without a key it would come back under another one, and be asked"
+    absent = "no node is connected under this id; without a key it would come back under another one, and be asked"
     return Leaver(
         f"node {number}",
         lambda nodes: [node for node in nodes.connected if node == number],

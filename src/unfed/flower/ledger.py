@@ -83,8 +83,8 @@ class Goals:
             return
         if self.forgotten not in before.get("evaluate", {}):
             raise UnfedError(
-                f"Those who stay report no metric {self.forgotten!r} of the model before, so there is nothing to hold"
-                " what was forgotten against; name another, or leave forgotten out."
+                f"Those who stay report no metric {self.forgotten!r} of the model before, so nothing can be compared;"
+                " name another, or leave forgotten out."
             )
         if not leavers:
             raise UnfedError(

@@ -1,7 +1,7 @@
 """NoT's perturbation for arrays of a foreign app: by its module, or by the arrays' names.
 
 PyTorch is imported where there is a module. A client whose app names arrays, in the file that it shares with the
-server, starts anew for every message and does without.
+server, starts again for every message and does without.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
         odd = next((name for name in own if arrays[keys[name]].shape != own[name].shape), None)
         if odd is not None:
             raise UnfedError(
-                f"The arrays have {odd!r} with the shape {tuple(arrays[keys[odd]].shape)}, the model has it with"
-                f" {tuple(own[odd].shape)}; give negate the model that the clients train, or read its own arrays."
+                f"The arrays have {odd!r} with the shape {tuple(arrays[keys[odd]].shape)}, the model with"
+                f" {tuple(own[odd].shape)}; give negate the model that the clients train."
             )
         new = negated({name: arrays[keys[name]] for name in own}, chosen)
         out = dict(arrays)

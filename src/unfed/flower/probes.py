@@ -2,7 +2,7 @@
 
     Evidence(DIR, undo=Probes(Net, retain=(x, y), test=(x, y)))
 
-`Net` builds the app's model anew; `retain` are rows like those of the clients that stay, `forget` rows like the
+`Net` builds the app's model again; `retain` are rows like those of the clients that stay, `forget` rows like the
 leaver's, where the server has any (else whatever needs them is not measured). The attacks, their rows and their budget
 are those of `unfed probe` (measures/undo), on the model after and, as the yardstick, on the model before. `classes` are
 the classes that left, for the lift of their bias. A planted backdoor is not known here, and prepared rows cannot be

@@ -4,8 +4,8 @@
     SubsetGrid(grid, deny=["east"])                all nodes but this one
     SubsetGrid(grid, exclude=node_with(…))         all nodes but those who leave (leaving.py)
 
-Where classes left, every message that goes out names them, and whoever trains and does not say that it left their rows
-out is not aggregated (classes.py).
+Where classes left, every message that goes out names them, and a client that does not say that it left their rows out
+is not aggregated (classes.py).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SubsetGrid(Grid):
 
     @property
     def excluded(self) -> frozenset[int]:
-        """Whoever has left, under every id seen so far; nodes that will not say who they are count as left."""
+        """Those who left, under every id seen so far; nodes that will not say who they are count as left."""
         self._find()
         return frozenset(self._out | {node for node in self._grid.get_node_ids() if self._doubt(node)})
 
@@ -102,7 +102,7 @@ class SubsetGrid(Grid):
         return found
 
     def _find(self) -> None:
-        """Look for those who left among the nodes that are connected now; the log names whoever is new."""
+        """Look for those who left among the nodes that are connected now; the log names those that are new."""
         if not self._settled:
             self.settle()
         self.nodes.see()
@@ -164,14 +164,14 @@ class SubsetGrid(Grid):
         who = leaver.words[0].upper() + leaver.words[1:]
         if doubts:
             return (
-                f"{who} cannot be told apart: {len(doubts)} of {count} connected nodes might be it. Of the first:"
+                f"{who} cannot be identified: {len(doubts)} of {count} connected nodes might be it. Of the first:"
                 f" {doubts[0]}."
             )
         if leaver in (self._allow or ()):
             return f"{who} is not among the {count} connected nodes; {leaver.remedy(self.nodes)}."
         return (
-            f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
-            f" {leaver.remedy(self.nodes)}, or pass gone=True if the leaver is not there any more."
+            f"{who} is not among the {count} connected nodes; {leaver.remedy(self.nodes)}, or pass gone=True if the"
+            " leaver is gone."
         )
 
     def set_run(self, run: Any) -> None:
@@ -197,7 +197,7 @@ class SubsetGrid(Grid):
         return found
 
     def _hint(self, left: int, hidden: int) -> None:
-        """Say once in the log, where somebody only looks, that those who left are not coming.
+        """Say once in the log, where someone only looks, that those who left are not coming.
 
         It is no error: Flower's older API looks every few seconds, beside whatever else it does.
         """
@@ -207,8 +207,8 @@ class SubsetGrid(Grid):
         if len(self._idle) > 3 and self._idle[-1] - self._idle[0] >= self._wait:
             self._hinted = True
             log.warning(
-                "unfed: nobody was asked anything for %g s; %d connected node%s out, so whoever waits for more than %d"
-                " waits for ever: lower that number, or end the wait by least=… of SubsetGrid",
+                "unfed: the strategy has asked no node for %g s; %d connected node%s out: wait for at most %d nodes,"
+                " or set least=… of SubsetGrid",
                 *(self._wait, hidden, " stays" if hidden == 1 else "s stay", left),
             )
 
@@ -237,14 +237,14 @@ class SubsetGrid(Grid):
             self._looks = None
 
     def _not_for_ever(self, left: int) -> None:
-        """Refuse to let a strategy wait by a minimum of its own, which it tells nobody."""
+        """Refuse to let a strategy wait by a minimum of its own, which it tells no one."""
         if self._looks is None:
             return
         self._looks.append(time.monotonic())
         if len(self._looks) > 3 and self._looks[-1] - self._looks[0] >= self._wait:
             raise Refused(
-                f"The strategy has looked for {self._wait:g} s who is connected and asks nobody; without the leaver"
-                f" {left} nodes are, so lower the number that it waits for, or give Unlearn a longer wait."
+                f"The strategy has waited {self._wait:g} s and asked no node; {left} nodes remain without the leaver:"
+                " lower its minimum, or give Unlearn a longer wait."
             )
 
     def get_nodes(self) -> Iterable[NodeInfo]:

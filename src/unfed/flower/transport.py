@@ -35,13 +35,13 @@ SPEECH = Speech(
 )
 
 NAMED_SINCE = "1.38"
-"""The first version of Flower whose servers are told what nodes are registered as."""
+"""The first version of Flower whose servers learn what nodes are registered as."""
 UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message type: query.unfed")
 """How Flower's client apps, of functions and of a client function, say that they cannot answer who they are."""
 
 
 def tells_names(grid: Grid) -> bool:
-    """Whether a server is told what its nodes are registered as."""
+    """Whether a server learns what its nodes are registered as."""
     return hasattr(grid, "get_nodes")
 
 

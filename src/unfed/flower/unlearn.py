@@ -4,7 +4,7 @@ It takes five lines in the server app and one in the client app.
 
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
-        lambda: FedAvg(min_available_nodes=3),        your strategy, built anew: a used one still carries the leaver
+        lambda: FedAvg(min_available_nodes=3),        your strategy, built again: a used one still carries the leaver
         perturb=negate(Net()),                        NoT, once, on the arrays that training left
         exclude=node_with(client="north"),            who leaves, or of_class(3): see leaving.py
         ledger="/a/whole/path",                       a run folder; the next request on this model names it too

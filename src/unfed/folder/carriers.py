@@ -3,7 +3,7 @@
     θ* ──► served before it ──► THE REQUEST ──► served after it          what stands left of it, or grew out of that,
       └──► compared, tried in vain                                       carries it; what stands right of it does not
 
-A model is without a request if it is the one by which the request was fulfilled, if it was drawn anew without its rows,
+A model is without a request if it is the one by which the request was fulfilled, if it was drawn without its rows,
 or if it began at a model without it. A model that a public inverse turns back (`requests/reversible.py`) counts as a
 carrier once another is in force. Nothing is built to tell: states say at which model they began.
 
@@ -252,11 +252,11 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
 
 
 def _turned_back(folder: RunFolder, book: Book, entry: Entry) -> Iterator[Carrier]:
-    """Models without it that whoever has them can turn back, and that are not in force any more."""
+    """Models without it that anyone who has them can turn back, and that are not in force any more."""
     line = book.in_force(entry.seed)
     after = line[line.index(entry) :] if entry in line else []
     gone = [e for e in turned_back(book, after) if e.served != line[-1].served]
-    how = f"whoever has it can turn back {way_back(book, entry)}; it is not in force"
+    how = f"anyone who has it can turn back {way_back(book, entry)}; it is not in force"
     for one, name in ((e, name) for e in gone for name in e.names):
         job = Job(entry.seed, name, one.method)
         if folder.model_file(job).exists():
@@ -366,7 +366,7 @@ class _Look:
     tried: Collection[Path] = field(default_factory=set)
     """Jobs that were to take it out, and whose models are not in force."""
     scored: Collection[str] = ()
-    """Its own request and those after it: whoever left is scored with whoever leaves, row by row, until purged."""
+    """Its own request and those after it: those who left are scored with those who leave, row by row, until purged."""
     overlapping: Collection[str] = ()
     """The requests of the comparison that may name the same rows."""
     differences: Differences | None = None

@@ -76,7 +76,7 @@ def check(folder: RunFolder) -> Found:
         of_graves = {grave.request for grave in buried.values()}
         for name in sorted(str(one) for one in named - known - of_graves):
             found.findings.append(
-                f"{folder.path} has work on a request {name!r} that nobody filed, or whose file is gone; restore"
+                f"{folder.path} has work on a request {name!r} that was not filed, or whose file is gone; restore"
                 " requests/ from a copy."
             )
         found.findings += _promised(folder, entries, buried)

@@ -80,8 +80,8 @@ def gone(model: Path) -> str:
 def log_kept(folder: Path) -> dict[str, str]:
     """What a state says of the log of signed requests that a run keeps: its origin; nothing without one."""
     path = folder / "trust" / "operator.json"
-    told = storage.read_json(path, "description of the operator") if path.exists() else None
-    origin = told.get("origin") if isinstance(told, dict) else None
+    shown = storage.read_json(path, "description of the operator") if path.exists() else None
+    origin = shown.get("origin") if isinstance(shown, dict) else None
     return {"log": origin} if isinstance(origin, str) else {}
 
 
@@ -185,5 +185,5 @@ class TrajectoryFile:
     def _is_purged(self) -> bool:
         """Whether a purge has begun to change it, and was killed before it did."""
         graves = books.tombstones(self._folder).items()
-        told = {grave.sha256 for file, grave in graves if file.startswith(f"{TRAJECTORY}#")}
-        return bool(told) and file_digest(self.path) in told
+        shown = {grave.sha256 for file, grave in graves if file.startswith(f"{TRAJECTORY}#")}
+        return bool(shown) and file_digest(self.path) in shown

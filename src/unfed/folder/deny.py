@@ -77,16 +77,15 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     unseen = next((entry.request.id for entry in asked if entry.request.named and not entry.rows), None)
     if unseen is not None:
         raise UnfedError(
-            f"Request {unseen!r} of {folder.path} took single samples out which nobody can recognise elsewhere: they"
-            " lie at Flower nodes, or their data set draws them anew whenever it is asked; write the clients that must"
-            " stay out into a file, one per line, and name that as deny.run."
+            f"Request {unseen!r} of {folder.path} took out single samples, which cannot be recognised elsewhere; name a"
+            " file of clients as deny.run instead, one per line."
         )
     rows = sorted({*before.rows, *(row for entry in asked for row in entry.rows)})
     sides = [stretched(one.data.name, one.data.resize) for one in (earlier, config)]
     if rows and sides[0] != sides[1] and earlier.data.name == config.data.name:
         raise UnfedError(
-            f"The rows on the deny list of {folder.path} are known by their pixels, stretched to {sides[0]}; stretched"
-            f" to {sides[1]} none would be recognised, so set data.resize = {sides[0]}."
+            f"The deny list of {folder.path} knows its rows by pixels at size {sides[0]}, not {sides[1]}; set"
+            f" data.resize = {sides[0]}."
         )
     left = {name for entry in asked for name in entry.request.clients}
     known = client_list(folder.path)
@@ -149,7 +148,7 @@ def rows_of(request: Request, scoped: Scoped, folder: RunFolder) -> tuple[str, .
     clients = scoped([request])
     marked = [(c.source, c.rows[c.forget]) for c in clients.values() if bool(c.forget.any())]
     if not all(recognisable(source, rows) for source, rows in marked):
-        return ()  # whoever names this run as its deny list is told
+        return ()  # a run that names this one as its deny list says so
     return tuple(sorted({digest for source, rows in marked for digest in row_digests(key, source, rows)}))
 
 

@@ -125,7 +125,7 @@ class RunFolder:
         """
         begun = (self.path / "run.json").is_file()
         go_on = f", or go on with `{typed('resume', self.path)}`" if begun else ""
-        taken = UnfedError(f"{self.path} is there already and not empty; choose another with {option('out')}{go_on}.")
+        taken = UnfedError(f"{self.path} is not empty; choose another folder with {option('out')}{go_on}.")
         if not self.vacant():
             raise taken
         with storage.disk_errors(self.path):
@@ -168,7 +168,7 @@ class RunFolder:
     def lines(self) -> list[Line]:
         """All whole lines that states vouch for, and those after them of jobs that have not ended.
 
-        A job that has ended adds none, but while somebody is at work on it once more.
+        A job that has ended adds none, but while someone is at work on it once more.
         """
         states = list(self.states())
         lines, vouched = self._trajectory.lines(self._trajectory.vouched(states))

@@ -92,7 +92,7 @@ def model_notes(folder: RunFolder, config: Config, job: Job, round: int, params:
 
 
 def last_starts(lines: Sequence[Line]) -> list[Line]:
-    """The lines of a trajectory without those of jobs that were begun anew since."""
+    """The lines of a trajectory without those of jobs that were begun again since."""
     starts: dict[tuple[Any, ...], int] = {}
     for line in lines:
         starts[job_of(line)] = max(starts.get(job_of(line), 1), line.get("start", 1))

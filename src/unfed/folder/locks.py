@@ -2,10 +2,10 @@
 
 Here are locks for those who write, and a beacon and a heartbeat for those who only look.
 
-    .work.lock        held by whoever works on jobs          .requests.lock   held while a request is filed or changed
+    .work.lock        held while jobs are worked on          .requests.lock   held while a request is filed or changed
     .busy.lock        held beside the first, all along       progress.json    where the work is, as last heard
 
-Whoever looks tries the beacon, never the lock of the work: a `forget` that comes at that moment finds the lock free.
+A reader tries the beacon, never the lock of the work: a `forget` that comes at that moment finds the lock free.
 Locks are the system's own and end with the process that holds them, however it ends.
 """
 
@@ -28,7 +28,7 @@ from unfed import storage
 from unfed.errors import UnfedError
 
 PATIENCE = 5.0
-"""Seconds in which a lock that is held while nobody works is tried again: somebody is coming or going."""
+"""Seconds in which a lock that is held while no one works is tried again: someone is coming or going."""
 LOCKS = (".work.lock", ".requests.lock", ".busy.lock")
 _POLL = 0.02
 _RECENT = 60.0
@@ -65,7 +65,7 @@ def at_work(folder: Path) -> Iterator[bool]:
     while True:
         with held(folder, "work") as free:
             if free:
-                with held(folder, "busy", wait=-1):  # whoever looks at this moment lets go at once
+                with held(folder, "busy", wait=-1):  # a reader at this moment lets go at once
                     try:
                         yield True
                     finally:

@@ -4,7 +4,7 @@
       └── refused where a later step needs what would go
 
 The tombstones are written first, all at once: they are the intent. What they name and is still there, with that very
-SHA-256, is taken away by the same command again, or by whoever works in the folder next, so a process killed at any
+SHA-256, is taken away by the same command again, or by the next process in the folder, so a process killed at any
 moment has done all of it or will.
 
     models, scores, probes, exposure  deleted
@@ -17,8 +17,8 @@ moment has done all of it or will.
 What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`).
 Deleting takes a file's name away: backups, snapshots and what a disk keeps are not reached.
 
-Purged is for good: the request's file says so, and from then on no score of a single row of it is written, whoever
-leaves next. What is measured again of it is a share of all its rows (`measures/evaluator.py`).
+Purged is for good: the request's file says so, and from then on no score of a single row of it is written,
+no matter who leaves next. What is measured again of it is a share of all its rows (`measures/evaluator.py`).
 
 Pruning: a run folder keeps what results, requests and resuming need, and no more.
 
@@ -26,7 +26,7 @@ Pruning: a run folder keeps what results, requests and resuming need, and no mor
     state/…        of a job that has ended: the tensors that `models/…` holds too go, and are read from there
 
 Nothing that can be asked of the folder changes: a job that is asked for more rounds goes on from the same bytes. Each
-file is taken away or written anew by itself, so a process killed at any moment leaves a whole folder, and the next
+file is taken away or written again by itself, so a process killed at any moment leaves a whole folder, and the next
 pruning goes on. Nothing is forgotten by it: that is what `purge.py` is for.
 """
 
@@ -98,7 +98,7 @@ class PurgeOutcome:
 def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> PurgeOutcome:
     """Take away what still carries a fulfilled request; purging twice is purging once.
 
-    `agreed` are the tombstones that were shown before somebody said yes: nothing else goes.
+    `agreed` are the tombstones that were shown before someone said yes: nothing else goes.
     """
     folder = run.folder
     with folder.lock() as free:
@@ -109,7 +109,7 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
             )
         if not dry_run:
             finish(folder)
-        with folder.lock("requests", wait=True):  # nobody files a request that needs it between the look and the word
+        with folder.lock("requests", wait=True):  # no one files a request that needs it between the look and the word
             book = folder.book()
             entries = book.entries
             entry = _fulfilled(run, request, entries)
@@ -137,10 +137,10 @@ def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
     if entry is None:
         if request in run.config.request_ids():
             raise UnfedError(
-                f"Request {request!r} belongs to this run's comparison, where nothing is served: no model in force is"
-                f" without it; serve it with `{run.command('forget')}` under another --id, then purge that."
+                f"Request {request!r} was only compared, not served; serve it with `{run.command('forget')}` under"
+                " another --id, then purge that."
             )
-        known = listed(e.request.id for e in entries) or "none at all"
+        known = listed(e.request.id for e in entries) or "no requests"
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
     if entry.owed:
         raise UnfedError(
@@ -173,7 +173,7 @@ def _doomed(folder: RunFolder, found: Sequence[Carrier], entries: Sequence[Entry
     doomed: dict[str, list[str]] = {}
     served = {Job(e.seed, e.request.id, e.method).path for e in entries if e.state == "fulfilled"}
     for file, part in (pair for one in found for pair in _parts(folder, one)):
-        # What was tried in vain could not go on without the part: it begins anew when it is asked for again.
+        # What was tried in vain could not go on without the part: it begins again when it is asked for again.
         tried = file != TRAJECTORY and Path(file).parts[0] == "state"
         whole = part == WHOLE or (tried and Path(file).relative_to("state").with_suffix("") not in served)
         doomed.setdefault(file, []).append(WHOLE if whole else part)
@@ -241,7 +241,7 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
 def finish(folder: RunFolder) -> None:
     """Take away what a tombstone names and is still there as it was.
 
-    Whoever calls this holds the lock of the work.
+    The caller holds the lock of the work.
     """
     waiting = pending(folder.path)
     # States first: one that has lost its history no longer counts it.

@@ -169,8 +169,8 @@ class Differences:
     def of_entry(self, entry: Entry) -> Entry:
         """A request's file without what it tells of hidden atoms: measured again, or by the gate."""
         few = {atom.request: atom.why for atom in self.atoms if atom.why}
-        told = {atom.request for atom in self.atoms if atom.why and not atom.deleted}
-        again = {n: dict.fromkeys(said, few[n]) if n in told else said for n, said in entry.again.items()}
+        shown = {atom.request for atom in self.atoms if atom.why and not atom.deleted}
+        again = {n: dict.fromkeys(said, few[n]) if n in shown else said for n, said in entry.again.items()}
         why = {"forgotten": few[entry.request.id]} if entry.request.id in few else {}
         why |= {"utility": AMONG} if self.unsaid & {*entry.names} else {}
         tried = tuple(_tried(one, why) for one in entry.attempts)

@@ -123,7 +123,7 @@ def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[n
 
     They are cached, because every evaluated round asks again.
     """
-    # Imported where it is used: it takes a second, and a Flower client's process starts anew for every message.
+    # Imported where it is used: it takes a second, and a Flower client's process starts again for every message.
     from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
 
     labels = np.repeat(np.array([0, 1]), n)

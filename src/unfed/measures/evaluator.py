@@ -170,7 +170,7 @@ class HeldOut:
         return None if stick.held_out is None else stick.score(params, stick.held_out, self._rows)
 
     def membership(self, forget: Scores, test: Scores | None) -> Value:
-        """Whether the forgotten rows can be told from the test rows by their losses."""
+        """Whether the forgotten rows can be distinguished from the test rows by their losses."""
         if test is None:
             return NOT_HELD_OUT
         if not self._yardstick.attack:
@@ -253,7 +253,7 @@ class Evaluator:
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
         deleted, purged = [r for r in requests if r.deleted], [r for r in requests if r.purged]
-        if away := [*deleted, *purged]:  # what its owners have deleted, nobody can score; what was purged, nobody may
+        if away := [*deleted, *purged]:  # what its owners have deleted, no one can score; what was purged, no one may
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
         self._purged = {r.id: self._taken_out(number, scoped) for number, r in enumerate(self._requests) if r.purged}
@@ -334,7 +334,7 @@ class Evaluator:
         return too_few(len(rows)) or self._score(params, rows)
 
     def _planted(self, rows: Tensor) -> bool:
-        """Whether somebody stamped one of these rows."""
+        """Whether someone stamped one of these rows."""
         flags = self._source.stamped if isinstance(self._source, TensorSource) else None
         return flags is not None and bool(flags[rows.to(flags.device)].any())
 

@@ -12,7 +12,7 @@ It says what can be said without Retrain, one-sided, and only where there are ro
     Var A by DeLong: each row's share of pairs won, S²/n over D_u and Σ_y (n_y/n)² S_y²/h_y over the held-out rows.
 
 0 means that D_u looks like data the model never saw, 1 that every row of D_u is fitted better than all of those. A
-model that never saw D_u stands near 0, for rows of one label are alike whoever holds them; below 0 is not held against
+model that never saw D_u stands near 0, for rows of one label are alike everywhere; below 0 is not held against
 a model. The silence of an attack says something only where it could have spoken. So it must have spoken about the
 model before, which was trained on D_u (lower 99 % bound above 0, upper bound above the margin), and there must be so
 many rows that a model at 0 would pass with 99 % (`rows_needed`). Else the answer is "not measured", and why.

@@ -72,7 +72,7 @@ class Notes(TypedDict, total=False):
     rows: dict[str, int]
     """How many rows an accuracy is of, by its name; the MIA compares equally many of `forget` and `test`."""
     start: int
-    """From 2 on where a job was begun anew at another model in force."""
+    """From 2 on where a job was begun again at another model in force."""
     keep_model: str
     """Which epoch's model counts, where it is not the last."""
     app: OfApp
@@ -144,7 +144,7 @@ def line(
 
 
 def forget_of(line: Mapping[str, Any]) -> Any:
-    """Accuracy on what the line's own request takes out, whoever left before it."""
+    """Accuracy on what the line's own request takes out, no matter who left before it."""
     return line.get("own", line.get("forget"))
 
 

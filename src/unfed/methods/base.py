@@ -81,7 +81,7 @@ class Method(ABC):
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The paper's values per architecture, for the fields whose default is None."""
     lineage: ClassVar[Lineage] = "ends"
-    """How the model it makes hangs together with what was recorded before; whoever promises nothing ends it.
+    """How the model it makes hangs together with what was recorded before; a method that promises nothing ends it.
 
     goes on   `begin` hands the model on as it is, and every round is recorded: it is `server.advance`, without context
     carried   `begin` moves the model and `carry` a recorded sum with it, and every round is recorded
@@ -136,7 +136,7 @@ class Method(ABC):
         return tuple(name for name in numbered if name in found)
 
     def drawn(self, module: nn.Module) -> frozenset[str]:
-        """The tensors that `begin` draws anew, so that nothing turns them back."""
+        """The tensors that `begin` draws afresh, so that nothing turns them back."""
         return frozenset()
 
     def short_of(self, module: nn.Module) -> str:
@@ -254,7 +254,7 @@ class Central(Method):
 METHODS: dict[str, type[Method]] = {}
 
 SHIPPED = ("unfed.methods.nr_freeze:NRFreeze",)
-"""Methods of this package that are asked for by their path, not by a name; they are nobody else's code."""
+"""Methods of this package that are asked for by their path, not by a name; they are no one else's code."""
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -309,7 +309,7 @@ def admit(
     for need in sorted(method.needs - provided):
         what = "the target client's data" if need == "forget" and scope == CLIENT else NEEDS[need]
         why = (missing or {}).get(need, "this run does not have it")
-        # History is recorded per method, so what this one lacks nobody else is promised.
+        # History is recorded per method, so what this one lacks no one else is promised.
         raise UnfedError(f"{name} needs {what}; {why}. Use {_able(scope, provided - {'history'}, provided)}.")
 
 
@@ -331,7 +331,7 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 
 
 def is_code(name: str) -> bool:
-    """Whether a method's name means code of somebody else's.
+    """Whether a method's name means code of someone else's.
 
     That code may be in a module, in a file, or in an installed package.
     """

@@ -81,7 +81,7 @@ class FCU(Method):
 
     def begin(self, server: Server) -> State:
         if not server.owners:
-            raise UnfedError("Nobody holds what this request asks for any more, so nobody can unlearn it; use not, ft.")
+            raise UnfedError("No client holds these rows any more, so none can unlearn them; use not or ft.")
         seed = rng.key(server.seed, "downgraded model")
         updates = server.train(
             server.plan(0, self.contrast(server.base, weights_of(server.template.module))),

@@ -7,12 +7,12 @@
                θ̃_j = θ̃_{j−1} + Σ_{k∈R} p_k Ũ_k
     done:      after the last kept round; no further recovery
 
-A kept round in which nobody who stays took part is skipped; if that is round 1, the replay starts at θ^0 itself.
+A kept round in which no one who stays took part is skipped; if that is round 1, the replay starts at θ^0 itself.
 
 The rule asks stored updates only for their norms, except in round 1, so the norms are all that is stored: a few floats
 per client and round, exactly equal to storing everything (`store = "full"`). Norms are taken per client and per tensor;
 buffers are averaged as they come, for a norm ratio means nothing there. A calibration round repeats the draws of the
-round it replays, so with nobody removed the original training comes out again.
+round it replays, so with no one removed the original training comes out again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FedEraser(Method):
         if present:
             start = server.average(start, [_alone(client, history.own[client], server.params) for client in present])
         elif _next(server, after=1) is None:
-            raise UnfedError("Nobody who stays took part in a round that FedEraser kept; use retrain.")
+            raise UnfedError("No remaining client took part in a round that FedEraser kept; use retrain.")
         return self._then(server, State(start), replayed=1)
 
     def round(self, server: Server, state: State) -> State:
@@ -95,7 +95,7 @@ class FedEraser(Method):
         history, start = server.history, state.params
         asked = [client for client in server.retained if _took_part(history, client, at)]
         blocks = []
-        # Nobody else can calibrate in the place of who was there, so they are waited for.
+        # No one else can calibrate in the place of who was there, so they are waited for.
         for block in server.train(self._plan(history, at), start, asked, patient=True):
             blocks += [self._calibrated(block, i, start, history, at) for i in range(len(block.clients))]
         return self._then(server, replace(state, params=server.average(start, blocks), round=state.round + 1), at)
@@ -113,7 +113,7 @@ class FedEraser(Method):
         return Block((block.clients[i],), params, (block.samples[i],), (block.trained[i],), (block.forwarded[i],))
 
     def _then(self, server: Server, state: State, replayed: int) -> State:
-        """Where the replay stands; without a kept round that somebody who stays took part in, it is done."""
+        """Where the replay stands; without a kept round that someone who stays took part in, it is done."""
         over = _next(server, after=replayed) is None
         return replace(state, numbers={} if over else {"replayed": replayed}, done=over, model=over)
 
@@ -205,7 +205,7 @@ def _rounds(history: History, client: str) -> Sequence[int]:
 
 
 def _next(server: Server, after: int) -> int | None:
-    """The next kept round in which somebody who stays took part; None if none is left."""
+    """The next kept round in which someone who stays took part; None if none is left."""
     kept = [_rounds(server.history, client) for client in server.retained]
     places = [bisect_right(rounds, after) for rounds in kept]
     return min((rounds[i] for rounds, i in zip(kept, places, strict=True) if i < len(rounds)), default=None)

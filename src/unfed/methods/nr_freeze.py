@@ -2,7 +2,7 @@
 
 This is the paper's test of layer-wise optimality (Definition 2).
 
-    begin: θ'_ℓ = −θ*_ℓ for ℓ ∈ L_neg, held there;      every other tensor drawn anew, buffers too          (Eq. 88)
+    begin: θ'_ℓ = −θ*_ℓ for ℓ ∈ L_neg, held there;      every other tensor drawn afresh, buffers too          (Eq. 88)
     round: FedAvg over D_r; after each step the held tensors are put back
 
 If the rest can be trained to Retrain's accuracy around the frozen, negated layer, then that layer alone was as good
@@ -31,7 +31,7 @@ from unfed.model.perturb import Perturbed, graft, negate
 
 @dataclass(frozen=True)
 class NRFreeze(Method):
-    """Negate and freeze chosen layers, start everything else anew (Definition 2, Eq. 88)."""
+    """Negate and freeze chosen layers, start everything else again (Definition 2, Eq. 88)."""
 
     name: ClassVar[str] = "nr-freeze"
     title: ClassVar[str] = "NR-Freeze"
@@ -61,7 +61,7 @@ class NRFreeze(Method):
         return server.advance(state, asked, replace(server.base, after=(*server.base.after, *held)))
 
     def rounds(self, unlearning: int, training: int) -> int:
-        """As many as Retrain: nearly everything starts anew."""
+        """As many as Retrain: nearly everything starts again."""
         return training
 
     def _frozen(self, module: nn.Module) -> tuple[str, ...]:

@@ -8,7 +8,7 @@
 
 θ_t^T is the leaver's last local model. Clients here keep nothing, so it is replayed from θ^{T−1}, bit for bit, because
 randomness is a function of the round; the server keeps that one model (under partial participation one per round in
-which somebody was last seen). p_t is the leaver's share of the samples averaged in the last round of all: a leaver that
+which someone was last seen). p_t is the leaver's share of the samples averaged in the last round of all: a leaver that
 was not there has none, and where no leaver was, θ* is the others' mean already. Each of several leavers climbs from the
 same w_ref, and the results are averaged. A loss that is not finite ends the climb at the last finite, projected w.
 """
@@ -75,7 +75,7 @@ class PGD(Method):
 
     def begin(self, server: Server) -> State:
         if not server.owners:
-            raise UnfedError("Nobody holds what this request asks for any more, so nobody can climb; use not or ft.")
+            raise UnfedError("No client holds these rows any more, so none can climb; use not or ft.")
         last = self.last_models(server)
         ref = self.reference(server, last)
         climbed = server.train(
@@ -112,7 +112,7 @@ class PGD(Method):
         rest = (total - sum(there[c] for c in leaving)) / total
         if rest <= 0:
             raise UnfedError(
-                "Nobody but the leavers was in the last round, so PGD has no mean of others; use not, ft or retrain."
+                "Only leavers took part in the last round, so PGD has no mean of others; use not, ft or retrain."
             )
         ref = {}
         for name, value in server.params.items():
@@ -131,8 +131,7 @@ class PGD(Method):
         unseen = [client for client in server.owners if client not in history.own]
         if unseen:
             raise UnfedError(
-                f"PGD has no record of client {unseen[0]} on the way to this model (it never took part, or the model"
-                " was rebuilt since); use not, ft or retrain."
+                f"PGD has no record of client {unseen[0]} on the way to this model; use not, ft or retrain."
             )
         found: dict[str, Params] = {}
         for key, before in history.shared.items():
@@ -181,7 +180,7 @@ def entered(history: History, client: str, last: Params, name: str) -> Tensor:
 
 
 def _referenced(history: History) -> History:
-    """Only the models before a round in which somebody was last seen."""
+    """Only the models before a round in which someone was last seen."""
     keys = {record.numbers["last"] for record in history.own.values()}
     shared = {key: params for key, params in history.shared.items() if key in keys}
     numbers = {key: facts for key, facts in history.numbers.items() if key in keys or key == "latest"}

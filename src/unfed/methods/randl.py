@@ -1,6 +1,6 @@
 """RandL: teach the model random labels on D_u, and the true ones on D_r, over and over.
 
-    round: one pass over D_u on  CE(θ; x, u),  u ~ Uniform{0, …, C−1} drawn anew for every row of every pass,
+    round: one pass over D_u on  CE(θ; x, u),  u ~ Uniform{0, …, C−1} drawn for every row of every pass,
            then one pass over D_r on  CE(θ; x, y),  with one optimiser
 
 The drawn label may be the true one, as in the published code; `exclude_true` draws among the wrong ones only, and

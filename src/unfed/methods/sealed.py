@@ -9,14 +9,14 @@ The remaining clients do that.
 The head is where a class is one number: with θ*'s head, raising the bias of the forgotten class brought most of the
 class back (measures/undo/flip.py).
 
-NoT's negation has a public inverse, a minus sign: whoever has the published model can turn it back, and a second
+NoT's negation has a public inverse, a minus sign: anyone who has the published model can turn it back, and a second
 request does. Here there is none to apply. The perturbation is a pure function of (params, layers, draw); only the draw
-is nobody's: no config key, flag or file sets or holds it. A run resumes from the perturbed params, which are saved
+is no one's: no config key, flag or file sets or holds it. A run resumes from the perturbed params, which are saved
 after `begin` and overwritten by the first round; killed before that, it draws again. Beside θ* they would give the draw
 away. Nor is anything recorded of its rounds (its lineage ends): a sum of updates leads from the published model back to
 the perturbed one. Running statistics begin afresh.
 
-The adversary meant has only the published model. Whoever took part has θ* already.
+The adversary meant has only the published model. Anyone who took part has θ* already.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Source = Callable[[int], bytes]
 
 
 def from_the_system(seed: int) -> bytes:
-    """What nobody else has, and nobody has again."""
+    """What no one else has, and no one has again."""
     return secrets.token_bytes(DRAW_BYTES)
 
 
@@ -54,7 +54,7 @@ HELD = 0.3
 
 
 def leaves_much(perturbation: str, keep: float) -> bool:
-    """Whether so much of the old weights stays that a layer does not count as drawn anew."""
+    """Whether so much of the old weights stays that a layer does not count as drawn afresh."""
     return perturbation == "signs" or (perturbation == "fade" and keep > HELD)
 
 
@@ -135,7 +135,7 @@ class Sealed(Method):
             return ""
         if left := sorted(hidden - self.drawn(module)):
             return (
-                f"Sealed leaves {listed(left).replace(' or ', ' and ')} as it is, and what that holds of whoever leaves"
+                f"Sealed leaves {listed(left).replace(' or ', ' and ')} as it is, and what that holds of the leaver"
                 " can be found again; without --layers every hidden layer is drawn."
             )
         return ""

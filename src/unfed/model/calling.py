@@ -126,8 +126,8 @@ def logits_in(output: Any) -> Tensor:
             return found[0]
         said = f"a {type(output).__name__}"
     raise UnfedError(
-        f"The model returned {said}; its forward must return logits [N, classes]: as a tensor, first in a tuple, under"
-        " 'logits' in a dict, or as .logits of an object."
+        f"The model returned {said}; its forward must return logits [N, classes]: a tensor, first in a tuple, 'logits'"
+        " of a dict, or .logits."
     )
 
 

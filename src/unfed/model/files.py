@@ -321,8 +321,8 @@ def _load(source: Path) -> object:
         raise UnfedError(f"{source} cannot be read ({error.strerror}); check the path and its permissions.") from error
     except Exception as error:  # refused pickles and damaged files fail in many ways, and mean the same here
         raise UnfedError(
-            f"{source} is no intact file of plain tensors, and nothing else is unpickled here; where you trust it,"
-            " save it again with torch.save(model.state_dict(), ...)."
+            f"{source} does not hold plain tensors, or is damaged; if you trust it, save it again with"
+            " torch.save(model.state_dict(), ...)."
         ) from error
 
 

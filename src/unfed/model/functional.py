@@ -237,8 +237,8 @@ class Template:
             self.draws_its_own = not torch.equal(before, torch.get_rng_state())
         if self.draws_its_own:
             warnings.warn(
-                "This model draws random numbers of its own in its forward pass, so the batched engine and bit-equal"
-                " resume are off for it; use nn.Dropout or F.dropout, which unfed can key.",
+                "This model draws its own random numbers, so the batched engine and bit-equal resume are off; use"
+                " nn.Dropout or F.dropout.",
                 UnfedWarning,
                 stacklevel=3,
             )
@@ -253,8 +253,8 @@ class Template:
         grown = next((name for name, _ in self._trainer.named_parameters() if name not in known), None)
         if grown is not None:
             raise UnfedError(
-                f"The model makes {grown!r} only when it is first called, so it would be neither trained nor saved;"
-                " make it in __init__, or call the model once on a batch before it is handed over."
+                f"The model makes {grown!r} only when it is first called; make it in __init__, or call the model once"
+                " on a batch first."
             )
         self.gives = tuple(logits_in(out).shape[1:])
         return seen

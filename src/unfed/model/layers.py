@@ -406,8 +406,8 @@ def refuse_both_halves(choices: Sequence[Choice]) -> None:
     for both in halves.values():
         if len(both) == 2:
             raise UnfedError(
-                f"{both['A']!r} and {both['B']!r} are the halves of one adapter, ΔW = B·A: negating both leaves ΔW as"
-                " it was; negate A or B (layers = '*lora_A*'), never both."
+                f"{both['A']!r} and {both['B']!r} are the halves of one adapter, ΔW = B·A, so negating both changes"
+                " nothing; negate only one (layers = '*lora_A*')."
             )
 
 
@@ -454,7 +454,7 @@ def _resolve(table: TensorTable, address: str | int) -> list[Choice]:
     matching = [name for name in table.tensors if fnmatchcase(name, text)]
     if not matching:
         known = [*table.aliases, *table.modules, "first", "paper", "hidden"]
-        raise UnfedError(f"No tensor answers to {text!r}; {_HOW_TO_LIST}.{nearest(text, known)}")
+        raise UnfedError(f"There is no layer or tensor {text!r}; {_HOW_TO_LIST}.{nearest(text, known)}")
     return [Choice(name, None, f"matches {text!r}") for name in matching]
 
 

@@ -44,8 +44,8 @@ def params_of(module: nn.Module) -> Params:
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise UnfedError(
-                f"{name!r} has no shape yet, as in a lazy layer; call the model once on a batch before it is handed"
-                " over, or give the layer its sizes."
+                f"{name!r} has no shape yet, as in a lazy layer; call the model once on a batch first, or give the"
+                " layer its sizes."
             )
     kept = set(module.state_dict(keep_vars=True))
     tensors: Params = {name: p.detach().clone() for name, p in module.named_parameters()}

@@ -106,12 +106,12 @@ def _mixed(w: Tensor, seed: int, choice: Choice, back: bool = False) -> Tensor:
 
 
 def unmixed(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
-    """What `orthogonal` did, taken back by whoever draws Q again: Qᵀ·W."""
+    """What `orthogonal` did, taken back by anyone who draws Q again: Qᵀ·W."""
     return changed_at(params, choices, lambda w, choice: _mixed(w, seed, choice, back=True))
 
 
 def denoised(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int, scale: float = 1.0) -> Params:
-    """What `noise` did, taken back by whoever draws it again: W − s·σ·N, with std(W) = σ·√(1 + s²)."""
+    """What `noise` did, taken back by anyone who draws it again: W − s·σ·N, with std(W) = σ·√(1 + s²)."""
 
     def clean(w: Tensor, choice: Choice) -> Tensor:
         size = w.std(correction=0) / math.sqrt(1 + scale**2)
@@ -167,7 +167,7 @@ PERTURBATIONS: dict[str, Callable[..., Params]] = {
 class Perturbed:
     """Which perturbation was applied to which tensors.
 
-    A method says it of itself, so that nobody has to guess.
+    A method says it of itself, so that no one has to guess.
     """
 
     how: str

@@ -129,7 +129,7 @@ class _Group:
     preset: str
     base: Mapping[str, Any]
     tables: dict[str, Any] = field(default_factory=dict)
-    """Label → what its method is told, for all that are named."""
+    """Label → what its method is given, for all that are named."""
     run: dict[str, None] = field(default_factory=dict)
     """The labels that are run, in the order in which they came."""
 
@@ -162,5 +162,5 @@ def shared(scale: str, sets: Sequence[str] = ()) -> dict[Spec, SharedRun]:
 
 
 def _folder(group: _Group) -> str:
-    told = json.dumps(group.config().to_json(), sort_keys=True)
-    return f"{group.preset}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+    said = json.dumps(group.config().to_json(), sort_keys=True)
+    return f"{group.preset}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"

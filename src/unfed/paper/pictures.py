@@ -104,8 +104,8 @@ def curves(
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=across == "round"))
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-        told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines) + "."
-        return PaperFigure(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
+        said = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines) + "."
+        return PaperFigure(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", said))
 
 
 def _scale_by_roots(axes: Any) -> None:
@@ -148,7 +148,7 @@ def groups(
     """
     title = up[0].upper() + up[1:]
     if not series:
-        return PaperFigure(title, None, f"not measured: {up} of nobody at every {across}")
+        return PaperFigure(title, None, f"not measured: {up} of no method at every {across}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
@@ -173,10 +173,10 @@ def groups(
         axes.set_ylabel(f"{up} (root scale)" if rooted else up)
         axes.set_ylim(0, axes.get_ylim()[1])
         figure.legend(loc="outside lower center", ncols=min(len(series), 5), frameon=False, fontsize=8.5)
-        told = "; ".join(
+        said = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
         )
-        return PaperFigure(title, svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
+        return PaperFigure(title, svg_text(figure, _id(item, across, up), f"{up} by {across}", said + "."))
 
 
 def bars(rows: Sequence[Row], title: str, *, item: str) -> PaperFigure:
@@ -206,12 +206,12 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> PaperFigure:
                 power = sum(place.get_xlim()[1] >= 1000**n for n in range(1, len(units[key])))
                 place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, size=1000.0**power: f"{v / size:g}"))
                 place.set_title(f"{COLUMNS[key].title} ({units[key][power]})", fontsize=9)
-        told = "; ".join(
+        said = "; ".join(
             f"{name_of(row.method)} "
             + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))
             for i, row in enumerate(rows)
         )
-        return PaperFigure(title, svg_text(figure, _id(item, title), f"All methods, {title}", told + "."))
+        return PaperFigure(title, svg_text(figure, _id(item, title), f"All methods, {title}", said + "."))
 
 
 def _first(lines: Sequence[Curve]) -> list[Curve]:

@@ -282,7 +282,7 @@ def merged(one: KeptResults, other: KeptResults) -> KeptResults:
 
 
 def _said_before(one: KeptResults, about: Mapping[str, Any]) -> dict[str, float]:
-    """What was said of the same θ* when less of its run was kept: each method keeps the run anew."""
+    """What was said of the same θ* when less of its run was kept: each method keeps the run again."""
     mine = about.get("trained", {})
     told = [(seed, most, then.get("trained", {})) for then in one.made for seed, most in then.get("apart", {}).items()]
     return {seed: most for seed, most, trained in told if seed in mine and trained.get(seed) == mine[seed]}
@@ -362,7 +362,7 @@ def _names(found: KeptResults, label: str) -> tuple[str, ...]:
 def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """`training.rounds 150 instead of 300`: where a kept config is not the one an item asks for.
 
-    A key that was added since is at its default in the kept one. Methods are told apart by what they are called: a
+    A key that was added since is at its default in the kept one. Methods are distinguished by what they are called: a
     label that only one of them has is no difference, but one of our own methods without a table is at its defaults.
     """
     untold = {*ASIDE, *(f"{table}.{name}" for table, names in UNTOLD.items() for name in names)}

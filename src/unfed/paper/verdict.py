@@ -149,20 +149,20 @@ def note(table: str) -> str:
     """What must be known to read the costs of one of the paper's tables beside ours."""
     if table == CENTRAL:
         return (
-            "The paper's FLOPs of this table are in a unit of its own (1.354e9 for each trained image) and cannot be"
-            " set beside ours; ratios between methods can."
+            "The paper's FLOPs in this table have their own unit (1.354e9 for each trained image). Compare ratios"
+            " between methods only."
         )
     if table == BOUND:
         return "The paper's FLOPs for ViT are 1,000 times too large: billions were read as trillions."
-    told = (
-        "The paper's costs are in units of its own, found from its columns: its bytes are true bytes / 1.048576, its"
-        " FLOPs count the nine clients twice (× 9) and ViT's a further × 1,000. Ratios between methods are unaffected."
+    said = (
+        "The paper's costs have their own units, found from its columns. Its bytes are true bytes / 1.048576; its FLOPs"
+        " count the nine clients twice (× 9), and ViT's a further × 1,000. Ratios between methods are unaffected."
     )
     if table in ("T2", "T3", "T4"):
-        told += " In this table its ViT FLOPs are another 7.13 times larger."
+        said += " In this table its ViT FLOPs are another 7.13 times larger."
     if table in ("T3", "T4"):
-        told += " It counts nine clients, though all ten take part."
-    return told
+        said += " It counts nine clients, though all ten take part."
+    return said
 
 
 def text(value: Value) -> str:

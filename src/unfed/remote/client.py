@@ -93,7 +93,7 @@ def describe(
 def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
     """An experiment's config without what is none of a node's business."""
     some = {table: {key: config[table][key] for key in keys} for table, keys in KEYS.items()}
-    # Of a deny list the classes alone: names of other clients are nobody's business.
+    # Of a deny list the classes alone: names of other clients are no one's business.
     classes = dict(config.get("deny") or {}).get("classes")
     denied = {"deny": {"classes": classes}} if classes else {}
     return some | {table: config[table] for table in WHOLE} | denied
@@ -189,7 +189,7 @@ class _Dealt:
 
     It is only for trying out, where the data set is everywhere.
 
-    A client's process starts anew for every message, so nothing is made here that a client does not need.
+    A client's process starts again for every message, so nothing is made here that a client does not need.
     """
 
     clients: tuple[ClientData, ...]

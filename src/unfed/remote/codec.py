@@ -50,10 +50,10 @@ def decode_reply(data: bytes) -> Reply | Failure:
 
 
 def _reply(words: Mapping[str, Any], body: bytes) -> Reply:
-    numbers, told = words.get("numbers"), words.get("words")
+    numbers, shown = words.get("numbers"), words.get("words")
     if not isinstance(numbers, dict) or not all(isinstance(group, dict) for group in numbers.values()):
         raise Unreadable("the numbers of its answer are no table")
-    return Reply(told if isinstance(told, dict) else None, numbers, _arrays(words, body))
+    return Reply(shown if isinstance(shown, dict) else None, numbers, _arrays(words, body))
 
 
 def _encoded(words: Mapping[str, Any], tensors: Mapping[str, Params]) -> bytes:

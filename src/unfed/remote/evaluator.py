@@ -5,10 +5,10 @@
     Forget                    counted by its owners, while they are there and allow it
     MIA                       only where the owners also give the losses of single rows
 
-A request is measured by its own owners: one who left by an earlier request and does not allow it keeps nobody else's
+A request is measured by its own owners: one who left by an earlier request and does not allow it keeps no one else's
 from being measured. As in a simulation Forget is over all requests, but for those that cannot be asked for.
 
-Nobody is asked for single rows of a request that was purged, and its own number is a share of many rows or none.
+No one is asked for single rows of a request that was purged, and its own number is a share of many rows or none.
 
 The same columns as in a simulation, and the same numbers; what could not be measured says why. A client that stays but
 did not answer is named in the column `unheard`, for then the sums are over the others.
@@ -104,7 +104,7 @@ class RemoteEvaluator:
         return next((self._silent[name] for name in own if name in self._silent), "")
 
     def _own(self, request: Request) -> list[str]:
-        """Whose rows a request takes out; of classes, whoever did not leave as a whole."""
+        """Whose rows a request takes out; of classes, all who did not leave as a whole."""
         if request.clients:
             return [name for name in self._owners if name in request.clients]
         left = {name for other in self._requests for name in other.clients}
@@ -174,7 +174,7 @@ class RemoteEvaluator:
     def evidence(self, params: Params) -> Evidence:
         """What can be said of the last request.
 
-        That is how many of its rows are read right, while nobody else's are counted.
+        That is how many of its rows are read right, while no one else's are counted.
 
         Its owners give no labels of single rows, so losses cannot be compared within labels.
         """
@@ -222,8 +222,8 @@ class RemoteEvaluator:
         places = {name: json.dumps([r.to_json() for r in own_part(self._requests, name)]) for name in views}
         asked: dict[str, list[View]] = {}
         for name in self._roster:
-            told = known.get((name, places[name]), {}) if name in views else {}
-            missing = [view for view in views.get(name, ()) if view not in told]
+            said = known.get((name, places[name]), {}) if name in views else {}
+            missing = [view for view in views.get(name, ()) if view not in said]
             if missing:
                 asked[name] = missing
         measures = {n: [Measure("correct", v, self._yardstick.batch) for v in missing] for n, missing in asked.items()}
@@ -259,7 +259,7 @@ class RemoteEvaluator:
         return (too_few(int(found.count)) if request.purged else "") or found
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
-        """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""
+        """One score per row of D_u, if there is someone to compare them with and everybody gives them."""
         if self._no_forget or test is None:
             return self._no_forget or NO_TEST
         asked = [name for name in self._counting if name not in self._purged]

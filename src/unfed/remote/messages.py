@@ -12,7 +12,7 @@ An answer repeats the digest of its question: a node that ran something else is 
 forget specification, so a client needs no memory, may restart at any time, and marks the same rows however often it is
 asked. Names of other clients and positions of other clients' samples are left out of it.
 
-Reading what somebody else sent: nothing is believed before it is checked.
+Reading what someone else sent: nothing is believed before it is checked.
 
     declared   names, shapes and types as the sender states them, against those known here: before a byte is decoded
     sized      as many bytes as such a tensor has
@@ -39,7 +39,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.model.params import Params
 
-# --- reading what somebody else sent: nothing is believed before it is checked ----------------------------------------
+# --- reading what someone else sent: nothing is believed before it is checked ----------------------------------------
 
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def name_of(words: object) -> str:
 
 
 def count(values: Mapping[str, Any], key: str, most: int | None = None) -> int:
-    """A whole number that somebody counted, at most so many."""
+    """A whole number that someone counted, at most so many."""
     if key not in values:
         raise Unreadable(f"its answer cannot be read (the count {key!r} is missing)")
     value = values[key]

@@ -1,6 +1,6 @@
 """Who is who: node ids are numbers that a transport draws, requests speak of clients by name.
 
-    the run's own table (`nodes`)     name -> node id, where somebody wrote it down
+    the run's own table (`nodes`)     name -> node id, where someone wrote it down
     the registered name               where the transport vouches for it: in Flower it is bound to the node's key
     what the node says                `client` or `partition-id` of its node config, asked once
 
@@ -21,7 +21,7 @@ There is never a row among them.
     look ─► census (how many rows of each view) ─► outlines: clients with as many places as rows, and nothing in them
 
 A request for classes or samples is answered by the owners themselves, who alone can tell which rows it concerns; of a
-request for a client nobody is asked, for it concerns everything that client holds.
+request for a client no one is asked, for it concerns everything that client holds.
 """
 
 from __future__ import annotations
@@ -188,14 +188,14 @@ class Directory:
         self._own: dict[int, set[str]] = {}
         self._left: frozenset[str] = frozenset()
         self.seen: dict[str, Census] = {}
-        """What a node told when it was asked who it is."""
+        """What a node said when it was asked who it is."""
         self.failures: dict[int, str] = {}
         """Connected nodes that could not say who they are, and why; each is asked once, and again if it was silent."""
         self.grown: set[str] = set()
         """Who counted more rows than it said it holds: its census is taken again before the next round."""
 
     def keep_out(self, names: Iterable[str]) -> None:
-        """Refuse whoever goes by one of these names; registered nodes are then asked who they are, too."""
+        """Refuse a node that goes by one of these names; registered nodes are then asked who they are, too."""
         self.denied = Denied(frozenset(names), self.speech)
 
     def look(self, shard: str) -> None:
@@ -224,7 +224,7 @@ class Directory:
         self.silent(delivery.silent)
 
     def _forget_who_went(self, here: dict[int, str]) -> None:
-        """Ask nodes again that went away or connected anew: under one key there may be another config."""
+        """Ask nodes again that went away or connected again: under one key there may be another config."""
         for node in [node for node, since in self._since.items() if here.get(node) != since]:
             self._names.pop(node, None)
             self._own.pop(node, None)
@@ -292,7 +292,7 @@ class Directory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who can be told apart among those connected, in natural order (2 before 10)."""
+        """Who can be identified among those connected, in natural order (2 before 10)."""
         return in_order(name for name in {self._names.get(node) for node in self._online} if name and self.node(name))
 
     def nodes(self, name: str) -> list[int]:
@@ -307,7 +307,7 @@ class Directory:
         """Why a client cannot be reached."""
         found = self.nodes(name)
         if len(found) > 1:
-            return f"{len(found)} nodes call themselves {name!r}, so it cannot be told which is meant"
+            return f"{len(found)} nodes call themselves {name!r}, so it is unclear which is meant"
         if any(self._names.get(node) == name for node in self._silent):
             return "it did not answer the last time and gave no sign of life since"
         return "it is not connected"
@@ -317,14 +317,14 @@ class Directory:
         found = self.nodes(name)
         if len(found) > 1:
             raise Refused(
-                f"Client {name!r} cannot be told apart: {len(found)} nodes call themselves that; give each of them"
+                f"Client {name!r} cannot be identified: {len(found)} nodes call themselves that; give each of them"
                 f" {self.speech.naming}{self.speech.or_else}."
             )
         if not found and self.failures:
             node, reason = next(iter(self.failures.items()))
             raise Refused(
-                f"Client {name!r} cannot be told apart: it did not show up under its name, but node {node} is connected"
-                f" and {reason}; give every node {self.speech.naming}, or end that one."
+                f"Client {name!r} cannot be identified: its name did not show up, but node {node} is connected and"
+                f" {reason}; give every node {self.speech.naming}, or end that one."
             )
 
     def wait(self, minimum: int, shard: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -397,7 +397,7 @@ class KnownClients:
     names: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Every name, partition and key that each went by."""
     note: Callable[[KnownClients], None] = lambda past: None
-    """Who writes down that somebody joined."""
+    """Who writes down that someone joined."""
 
 
 @dataclass
@@ -432,21 +432,21 @@ def meet(
         else:
             held[name] = found
     met |= {node for name in directory.names if (node := directory.node(name)) is not None}
-    told = {name: held[name] for name in order if name in held}
+    shown = {name: held[name] for name in order if name in held}
     if own is not None:
         shape, classes = own
-    elif not told:
+    elif not shown:
         raise Refused(
             f"No node says what its samples look like, so no model can be built; start {directory.speech.nodes}."
         )
     else:
-        shape = Counter(census.shape for census in told.values()).most_common(1)[0][0]
-        stated = [census.classes for census in told.values() if census.shape == shape]
+        shape = Counter(census.shape for census in shown.values()).most_common(1)[0][0]
+        stated = [census.classes for census in shown.values() if census.shape == shape]
         most = max(USUAL_CLASSES, 10 * median_low(stated))
         classes = max(number for number in stated if number <= most)
-    misfits = {name: _misfit(census, shape, classes) for name, census in told.items()}
+    misfits = {name: _misfit(census, shape, classes) for name, census in shown.items()}
     refused |= {name: reason for name, reason in misfits.items() if reason}
-    if told and all(name in refused for name in told):
+    if shown and all(name in refused for name in shown):
         name, reason = next(iter(refused.items()))
         or_else = "" if own is None else ", or say server-data=false: so far the server's own data set says what fits"
         raise Refused(f"No node fits this federation (client {name}: {reason}); mend the nodes' data{or_else}.")
@@ -494,7 +494,7 @@ class Nodes:
         return KnownClients(self._order, dict(self._known), names, self._note)
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name.
+        """Take in who joined since the last time, but none whom these requests name.
 
         It says whether there was anybody.
 
@@ -589,7 +589,7 @@ class Nodes:
         return ScopedClients(outlines, requests, gone, dropped)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
-        """Whether a row that a request asks for is still in, as far as can be told.
+        """Whether a row that a request asks for is still in, as far as can be seen.
 
         Who is away is taken to hold it.
         """
@@ -618,7 +618,7 @@ class Nodes:
                 if name not in self._order and not request.deleted:
                     raise UnfedError(
                         f"Client {name!r} of request {request.id!r} is not connected and never took part here; check"
-                        " the name, or say deleted=true if it has left with its data."
+                        " the name, or set deleted=true if its data is gone."
                     )
 
     def _count(self, requests: Sequence[Request], gone: Sequence[Request]) -> None:
@@ -632,7 +632,7 @@ class Nodes:
                 self._counts[self._key(name, requests, gone)] = found
 
     def _unsaid(self, name: str, requests: Sequence[Request], gone: Sequence[Request]) -> bool:
-        """Whether only the client can tell which of its rows are meant, and has not told yet.
+        """Whether only the client can tell which of its rows are meant, and has not said yet.
 
         It may be away.
         """

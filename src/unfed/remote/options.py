@@ -1,4 +1,4 @@
-"""What a server is told to do: its run config, checked, as one value.
+"""What a server is asked to do: its run config, checked, as one value.
 
     mode            train, unlearn (an existing run or checkpoint), or both
     run-folder      where results go, an absolute path on the server's machine

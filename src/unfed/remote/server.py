@@ -60,7 +60,7 @@ from unfed.values import is_measured
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """What the server itself holds: nothing, unless it is told to."""
+    """What the server itself holds: nothing, unless asked to."""
 
     dataset: Dataset | None = None
     """Its own data set; only the test part is ever read."""
@@ -142,8 +142,8 @@ def begun(config: Config, folder: str | Path, make: Maker) -> Run:
     where, config = RunFolder(folder), deny.imported(config)
     if config.deny.rows:
         raise UnfedError(
-            f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, and rows that lie at nodes"
-            " cannot be recognised here; write the clients that must stay out into a file, one per line, and name that."
+            f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, which cannot be recognised at"
+            " nodes; name a file of clients instead, one per line."
         )
     world = make(config, config.seed_list[0], KnownClients(note=partial(_note, where)))
     requests = config.requests()
@@ -174,7 +174,7 @@ def _past(folder: RunFolder) -> KnownClients:
 
 
 def _note(folder: RunFolder, past: KnownClients) -> None:
-    """Write down who takes part, now and whenever somebody joins.
+    """Write down who takes part, now and whenever someone joins.
 
     It is written before the round in which a client is first asked.
 
@@ -209,7 +209,7 @@ def adopt(run: Run, file: str | Path) -> None:
 
 
 def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> None:
-    """Take somebody out of the model in force; the same request twice does nothing."""
+    """Take someone out of the model in force; the same request twice does nothing."""
     known = {entry.request.id: entry.request for entry in run.folder.book().entries}
     if request.id in known:  # whether the leaver was there is a matter of the day it was first asked
         request = replace(request, deleted=known[request.id].deleted)
@@ -240,8 +240,8 @@ def able(world: World, label: str, method: Method, requests: Sequence[Request]) 
     for name, client in world.scoped(requests, gone=requests[:-1]).items():
         if len(client.view("forget")) and not nodes_of(world).allows(name, "forget"):
             raise UnfedError(
-                f"{label} works on the rows that are to be forgotten, but client {name} does not allow that; set"
-                ' allow="forget" in its node config, or use not, ft or retrain.'
+                f'{label} works on the forgotten rows, which client {name} does not allow; set allow="forget" in its'
+                " node config, or use not, ft or retrain."
             )
 
 
@@ -324,11 +324,11 @@ def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:
     if (folder / "run.json").exists():
         opened = reopened(RunFolder(folder), make)
         _same_list(opened, options)
-        if opened.config.requests():  # or whoever was left out in the comparison would be asked again
+        if opened.config.requests():  # or those left out in the comparison would be asked again
             compared = ", ".join(asked.id for asked in opened.config.requests())
             raise UnfedError(
-                f"The run in {folder} compares methods on {compared}, and its model in force is still the trained one;"
-                ' train in another run-folder with mode="train", and unlearn there.'
+                f"The run in {folder} compares methods on {compared} and puts none in force; train in another"
+                ' run-folder with mode="train", and unlearn there.'
             )
         return opened
     if not options.checkpoint:
@@ -342,8 +342,8 @@ def _same_list(opened: Run, options: Options) -> None:
     """A run keeps the deny list that it began with."""
     if options.deny and opened.config.deny.run != Path(options.deny):
         raise UnfedError(
-            f"The run in {opened.folder.path} began with another deny list ({opened.config.deny.run or 'none'}); who"
-            " must stay out is said when a run begins, so begin a new one, or leave deny out."
+            f"The run in {opened.folder.path} began with another deny list ({opened.config.deny.run or 'none'}), which"
+            " cannot change; begin a new run, or leave deny out."
         )
 
 

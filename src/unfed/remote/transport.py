@@ -30,7 +30,7 @@ class Connected:
     alive: float = 0.0
     """Another number after every sign of life; 0 where the transport does not tell."""
     since: str = ""
-    """Another word whenever it connects anew under this id; empty where the transport does not tell."""
+    """Another word whenever it connects again under this id; empty where the transport does not tell."""
     key: str = ""
     """The key that it proved to hold, as a digest; empty where the transport asks for none."""
 

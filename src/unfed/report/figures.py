@@ -111,8 +111,8 @@ def series_lines(
             label = f"{one.name}, last {unit}"
             axes.axhline(value, color=REFERENCE, linewidth=1.4, dashes=dashes, zorder=1.5, label=label)
         _finish_curves(axes, max(points[-1][0] for _, points in drawn), unit)
-        told = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
-        told += [f"{one.name} ends at {value:.1f}" for one, value in levels]
+        said = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
+        said += [f"{one.name} ends at {value:.1f}" for one, value in levels]
         shown = [
             DrawnValue(
                 t, mean, f"{one.name}, {unit} {t}: {mean:.2f}{f' ± {std:.2f}' if std else ''}", (one.name, t, mean, std)
@@ -122,7 +122,7 @@ def series_lines(
         ]
         title = CURVES.get(metric, metric)
         header = ("method", unit, metric, "std")
-        return picture(figure, name, f"{title} by {unit}", "; ".join(told) + ".", header, shown, title)
+        return picture(figure, name, f"{title} by {unit}", "; ".join(said) + ".", header, shown, title)
 
 
 def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
@@ -145,12 +145,12 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FED
         # Room for the number behind the longest bar.
         axes.set_xlim(0, 1.42 * max(value for _, value, _ in bars))
         axes.set_xticks([])
-        told = "; ".join(f"{label} {write(value)}" for label, value, _ in bars) + "."
+        said = "; ".join(f"{label} {write(value)}" for label, value, _ in bars) + "."
         shown = [
             DrawnValue(value, place, f"{label}: {write(value)}", (label, value))
             for place, (label, value, _) in enumerate(bars)
         ]
-        return picture(figure, name, f"{title} up to the reported {words.unit}", told, ("method", cost), shown, title)
+        return picture(figure, name, f"{title} up to the reported {words.unit}", said, ("method", cost), shown, title)
 
 
 def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
@@ -195,10 +195,10 @@ def scatter(dots: Sequence[CostDot], cost: str, *, name: str, words: Wording = F
         axes.set_xlabel(title.lower())
         axes.set_ylabel("average gap" + (" (root scale)" if rooted else ""))
         _label(figure, axes, placed)
-        told = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
+        said = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
         shown = [DrawnValue(x, y, f"{d.name}: {write(x)}, a gap of {y:.2f}", (d.name, x, y)) for d, x, y in placed]
         header = ("method", cost, "average_gap")
-        return picture(figure, name, f"Average gap against {title.lower()}", told, header, shown, title)
+        return picture(figure, name, f"Average gap against {title.lower()}", said, header, shown, title)
 
 
 def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
@@ -359,13 +359,13 @@ def undoing(methods: Mapping[str, Sequence[Undoing]], metric: str, *, name: str)
             for x, what in zip(values, whens, strict=True)
             if is_measured(x)
         ]
-        told = "; ".join(
+        said = "; ".join(
             f"{title} " + ", ".join(f"{x:.1f} {what}" for x, what in zip(values, whens, strict=True) if is_measured(x))
             for title, _, *values in placed
         )
         caption = PICTURES[metric]
         title = f"{caption}, as published and after undoing"
-        return picture(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
+        return picture(figure, name, title, said + ".", ("model", "when", metric), shown, caption)
 
 
 def _highest(found: Sequence[Undoing], who: str, path: Sequence[str]) -> Value:
@@ -441,8 +441,8 @@ def distributions(judged: Judged, name: str) -> Picture | None:
             ]
         axes.set_xlabel("log odds of the row's own label")
         axes.set_ylim(bottom=0)
-        told = "; ".join(f"{title} lies around {_mean(middles, shares[key]):.1f}" for key, (title, *_) in looks.items())
-        return picture(figure, name, MARGINS, told + ".", ("model", "margin", "percent"), points)
+        said = "; ".join(f"{title} lies around {_mean(middles, shares[key]):.1f}" for key, (title, *_) in looks.items())
+        return picture(figure, name, MARGINS, said + ".", ("model", "margin", "percent"), points)
 
 
 def _look(number: int) -> tuple[str, Any]:
@@ -459,7 +459,7 @@ def roc(judged: Judged, name: str, attack: str = "u-lira") -> Picture | None:
     tried = {kind: found for kind, found in found_by.items() if isinstance(found, Attacked)}
     if len(tried) < len(found_by):
         return None
-    points, told, numbers = [], [], styles(list(judged.methods))
+    points, said, numbers = [], [], styles(list(judged.methods))
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axes = figure.add_subplot()
@@ -476,7 +476,7 @@ def roc(judged: Judged, name: str, attack: str = "u-lira") -> Picture | None:
                 DrawnValue(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
                 for x, y in curve[::3]
             ]
-            told.append(f"{title} has AUC {found.auc.value:.3f}{_low(found)}")
+            said.append(f"{title} has AUC {found.auc.value:.3f}{_low(found)}")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(lowest, 1)
@@ -487,7 +487,7 @@ def roc(judged: Judged, name: str, attack: str = "u-lira") -> Picture | None:
         axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
         axes.minorticks_off()
         return picture(
-            figure, name, ROC.format(ATTACKS[attack]), "; ".join(told) + ".", ("method", "fpr", "tpr"), points
+            figure, name, ROC.format(ATTACKS[attack]), "; ".join(said) + ".", ("method", "fpr", "tpr"), points
         )
 
 

@@ -9,7 +9,7 @@ There are three rules, always named, computed from the trajectory afterwards.
 Retrain is the reference and always stands at its last round, so that every gap follows from the printed columns; where
 the run keeps the model of the best epoch, as the paper does in its centralised table, at the one with the best test.
 A result is a round t ≥ 1, or round 0 of a method that is done there: before that FT *is* θ*, and NoT a broken model.
-Rounds marked `model: false` (FedEraser while it calibrates) are nobody's result.
+Rounds marked `model: false` (FedEraser while it calibrates) count as no result.
 
 Over seeds, as in the paper: metrics are mean ± std; a gap is taken between the seed means, and its ± is the spread of
 the per-seed gaps.
@@ -257,8 +257,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "recovered",
             "Each method at the first evaluated round at which its validation accuracy is back within {within:g} "
-            "points of the model's before unlearning. It needs no Retrain, so a deployment can use it; but it speaks "
-            "of utility only: a method that never forgot, such as FT, may meet it at once.",
+            "points of the model's before unlearning. It needs no Retrain, so a deployment can use it. It speaks of "
+            "utility only: a method that never forgot, such as FT, may meet it at once.",
             _pick_recovered,
         ),
         Rule("last", "Each method at its last evaluated round: no choice, every method's full cost.", _pick_last),

@@ -84,7 +84,7 @@ ANSWERS = {
     ("unfinished", "finished"): "As finished as Retrain",
     ("unfinished", "undecided"): "Recovery not decided",
     ("both", "told"): "Differs from Retrain, by memory or recovery (judge again to see which)",
-    ("both", "cannot"): "Cannot be told from Retrain",
+    ("both", "cannot"): "Cannot be distinguished from Retrain",
     ("both", "undecided"): "Not decided",
 }
 """By question and kind of answer; files of earlier versions have one answer to both questions."""
@@ -207,8 +207,8 @@ def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, BySeed]) -> A
     lines = [line for name, by_seed in methods.items() if name != "before" for one in by_seed.values() for line in one]
     was = [line.get("app", OfApp()) for own in methods.get("before", {}).values() for line in own]
     before = was[-1] if was else OfApp()
-    told = [line.get("app", OfApp()) for line in lines]
-    every = [before, *told, *(one["turned_back"] for one in told if "turned_back" in one)]
+    shown = [line.get("app", OfApp()) for line in lines]
+    every = [before, *shown, *(one["turned_back"] for one in shown if "turned_back" in one)]
     left_out = [
         f"Round {line['round']}: client {client} left {sum(own['rows'].values())} of {own['of']} rows out."
         for line in lines
@@ -218,14 +218,14 @@ def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, BySeed]) -> A
     return AppPart(
         strategy=str(run.app.get("strategy", "")),
         metrics=_metrics(before, lines),
-        classes=[*_classes(request, told)],
+        classes=[*_classes(request, shown)],
         messages=sum(len(one.get("leaver", {})) for one in every),
         notes=[
             *left_out[:100],
             *(f"Round {number} changed nothing." for number in same),
-            *(sentence for one in told for sentence in one.get("heavy", ())),
+            *(sentence for one in shown for sentence in one.get("heavy", ())),
         ],
-        missing=_missing(request, before, told[-1] if told else OfApp()),
+        missing=_missing(request, before, shown[-1] if shown else OfApp()),
     )
 
 
@@ -245,9 +245,9 @@ def _missing(request: RequestInfo, before: OfApp, after: OfApp) -> dict[str, str
     return found | {name: not_measured(why) for name, why in after.get("unmeasured", {}).items()}
 
 
-def _classes(request: RequestInfo, told: Sequence[OfApp]) -> Iterator[str]:
+def _classes(request: RequestInfo, shown: Sequence[OfApp]) -> Iterator[str]:
     """What clients say of the rows of each class that left, in the last round in which any said it."""
-    said = [one["left_out"] for one in told if one.get("left_out")]
+    said = [one["left_out"] for one in shown if one.get("left_out")]
     for number in request.classes:
         rows = [one["rows"].get(number, 0) for one in (said[-1].values() if said else ())]
         clients = counted(len(rows), "client") + (" says" if len(rows) == 1 else " say")
@@ -260,15 +260,15 @@ def _classes(request: RequestInfo, told: Sequence[OfApp]) -> Iterator[str]:
 def _metrics(before: OfApp, lines: Sequence[Line]) -> list[MetricRow]:
     """One row per metric of the app."""
     found: list[MetricRow] = []
-    told = [line.get("app", OfApp()) for line in lines]
-    after: Mapping[str, Any] = told[-1] if told else {}
+    shown = [line.get("app", OfApp()) for line in lines]
+    after: Mapping[str, Any] = shown[-1] if shown else {}
     back: Mapping[str, Any] = after.get("turned_back", {})
-    for source, who in (("evaluate", _staying(before, told)), ("server", "the server")):
+    for source, who in (("evaluate", _staying(before, shown)), ("server", "the server")):
         spoken = [line for line in lines if line.get("app", {}).get(source)]
         was: Mapping[str, Any] = cast(Any, before).get(source) or {}
         last: Mapping[str, Any] = cast(Any, spoken[-1]["app"])[source] if spoken else {}
         # A strategy may evaluate now and then, and then not the last model.
-        stale = bool(spoken) and _model(spoken[-1]) != told[-1].get("fingerprint")
+        stale = bool(spoken) and _model(spoken[-1]) != shown[-1].get("fingerprint")
         late = f", after round {spoken[-1]['round']}; the last model was not evaluated" if stale else ""
         found += _rows(who + late, was, last)
         found += _rows(who + TURNED, was, back[source]) if back.get(source) else []
@@ -285,10 +285,10 @@ def _model(line: Line) -> str | None:
     return line.get("app", {}).get("fingerprint")
 
 
-def _staying(before: OfApp, told: Sequence[OfApp]) -> str:
+def _staying(before: OfApp, shown: Sequence[OfApp]) -> str:
     """Which of the clients that stay speak: a strategy may ask some, and others before than after."""
     was = before.get("evaluated", [])
-    spoken = [one["evaluated"] for one in told if one.get("evaluate") and one.get("evaluated")]
+    spoken = [one["evaluated"] for one in shown if one.get("evaluate") and one.get("evaluated")]
     now = spoken[-1] if spoken else []
     if not was or not now or {*was} == {*now}:
         return "the clients that stay"

@@ -156,8 +156,7 @@ def left_before(request: RequestInfo, words: Wording = FEDERATED) -> str:
     plural, by = subject_of(request, words)[1], several("request", request.left_by)[0]
     return (
         f"{subject_text(request, words)} {'take' if plural else 'takes'} no further part, in training or validation; no"
-        f" new model was made, for {by} had taken all of {'them' if plural else 'it'} out of training before, and"
-        " nothing was left to unlearn"
+        f" new model was made, because {by} had taken all of {'them' if plural else 'it'} out before"
     )
 
 

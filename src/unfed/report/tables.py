@@ -41,8 +41,8 @@ NAMES = {name: method.title for name, method in METHODS.items()} | {
 }
 # Rows whose reading of the paper was chosen by comparing results with it: they are marked, and why stands below.
 FITTED = {
-    "mode": "its optimiser was chosen by experiment, because the paper names none and momentum kills it; a fitted row"
-    " shows that the method works, not that the paper's number is reproduced",
+    "mode": "its optimiser was chosen by experiment, because the paper names none; a fitted row shows that the method"
+    " works, not that the paper's number is reproduced",
 }
 DASH = "\u2014"  # does not apply; a value that is missing says why instead
 
@@ -258,7 +258,7 @@ def moved_by_chance(counts: Sequence[int], errors: Mapping[str, float], each: bo
 
 
 def _beside_before(rows: Sequence[Row]) -> str:
-    """That doing nothing is as near to Retrain as the best, as far as can be told."""
+    """That doing nothing is as near to Retrain as the best, as far as can be seen."""
     alike = any(row.is_before and is_smallest(row, rows) for row in rows) and any(is_ahead(row, rows) for row in rows)
     said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves."
     return said if alike else ""
@@ -273,8 +273,8 @@ def seed_by_seed(rows: Sequence[Row]) -> str:
         if is_measured(row.average_gap.mean) and is_measured(row.seed_gap.mean)
     }
     said = (
-        "A gap lies between the means over seeds, as in the paper, where seeds that err in opposite directions cancel;"
-        " ± is the spread of each seed's own. The mean of the seeds' own average gaps: "
+        "A gap lies between the means over seeds, as in the paper, so opposite errors cancel; ± is the spread of each"
+        " seed's own. The mean of the seeds' own average gaps: "
     )
     each = ", ".join(f"{name} {within}" for name, (_, within) in gaps.items())
     return f"{said}{each}." if any(between != within for between, within in gaps.values()) else ""
@@ -379,10 +379,10 @@ def is_ahead(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def is_smallest(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a row has the smallest average gap of its request's methods, or is not told from it.
+    """Whether a row has the smallest average gap of its request's methods, or is as good as that.
 
     Two standard deviations of the difference tell, by what seeds differ or, if that is more, by what so few rows leave
-    open: nobody is crowned for luck. Where neither is known, two decimals tell.
+    open: no one is crowned for luck. Where neither is known, two decimals tell.
     """
     rivals = _methods(rows, row.request)
     gaps = [(r.average_gap.mean, _by_luck(r)) for r in rivals if is_measured(r.average_gap.mean)]
@@ -541,7 +541,7 @@ Way = tuple[float, float, float]
 def _told_by(row: Row, before: Row, retrain: Row) -> tuple[str, Way | None]:
     """The metric that tells, and its way.
 
-    A backdoor that somebody else planted fires before and after Retrain alike, and says nothing of this request.
+    A backdoor that someone else planted fires before and after Retrain alike, and says nothing of this request.
     """
     way = _way("backdoor", row, before, retrain)
     return ("backdoor", way) if way else ("forget", _way("forget", row, before, retrain))
@@ -553,7 +553,7 @@ def on_the_way(row: Row, before: Row, retrain: Row) -> bool:
 
 
 def near_the_middle(metric: str, row: Row, way: Way) -> bool:
-    """Whether a model is not told from one half way: by its seeds, or but for a few rows."""
+    """Whether a model is not distinguished from one half way: by its seeds, or but for a few rows."""
     now, start, goal = way
     spread = (row.forgetting if metric == "forget" else row.metrics[metric]).std or 0.0
     left, half = abs(now - goal), abs(start - goal) / 2

@@ -125,8 +125,8 @@ def _by_chance(found: Sequence[Undoing], rows: Sequence[UndoRow], models: Sequen
             counts.append(int(forget))
             error = attack_error(seen, int(min(forget, test))) if name == "mia" else accuracy_error(seen, int(forget))
             errors[name] = max(errors[name], error)
-    told = moved_by_chance(counts, errors, len(found) > 1)
-    return [f"{told} (one standard error)."] if told else []
+    shown = moved_by_chance(counts, errors, len(found) > 1)
+    return [f"{shown} (one standard error)."] if shown else []
 
 
 _OF_FEW = (("mia",), ("forget",))
@@ -142,8 +142,8 @@ ABOVE = 5.0
 """Points above Retrain from which on the words say that something comes back."""
 
 TOO_WEAK = (
-    "No model whose layers were fitted is usable, so the fits say nothing: `unfed probe` with more `--rows` and"
-    " `--steps`, or lower `--rates`, may find what these did not."
+    "No model whose layers were fitted is usable, so the fits say nothing. Try `unfed probe` with more `--rows` and"
+    " `--steps`, or lower `--rates`."
 )
 SHOWS = {"backdoor": "the backdoor works on", "forget": "the model reads"}
 REST = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}

@@ -221,8 +221,8 @@ def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
         if number not in there:
             if file not in purged:
                 said.append(
-                    f"The request {name!r} was filed here (number {number}) and its file {folder / file} is"
-                    " gone: without it its rows would be trained on again; restore it from a copy."
+                    f"The request {name!r} was filed here (number {number}), but its file {folder / file} is gone;"
+                    " restore it from a copy, or its rows would be trained on again."
                 )
         elif request_digest(there[number].request) != digest:
             said.append(

@@ -195,7 +195,7 @@ class Entry:
 
     @property
     def owed(self) -> bool:
-        """Whether it was accepted, nobody works on it, and it is not fulfilled."""
+        """Whether it was accepted, no one works on it, and it is not fulfilled."""
         return self.state in ("denied", "expired")
 
     @property

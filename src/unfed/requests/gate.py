@@ -9,7 +9,7 @@ Each check has a value, a bound and a verdict: passed, failed, or not measured a
 others decide where they were asked for (`--until forgotten`, or `gate.require`); else they are measured and shown.
 Camouflage looks for a backdoor that a departure arms, by triggers of the gate's own: foreign ones it sees or does not.
 What a check could not measure does not stop a model, unless it was asked for. A model that does not pass stays out of
-force and its request stays owed; whoever puts it in force all the same (`--accept`) stands in the request's file.
+force and its request stays owed; who accepts it all the same (`--accept`) stands in the request's file.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Gate:
         return forgotten(self.request, before, after, self.classes, self.rules.margin)
 
     def measurable(self, before: Evidence) -> None:
-        """Refuse `--until forgotten` where nothing could tell, so that nobody waits for it."""
+        """Refuse `--until forgotten` where nothing could tell, so that no one waits for it."""
         for found in (self.watched(before, before), self.judged(before, before)):
             if is_forgotten(found) != "failed":
                 raise UnfedError(

@@ -38,15 +38,15 @@ class Until:
         numbers = [w for w in named if w.isascii() and w.isdigit() and len(w) <= 9 and int(w) >= 1]
         if len(numbers) > 1 or not {*named} - {*numbers} <= {*GOALS}:
             raise UnfedError(
-                f"{option('until')} takes 'recovered', 'forgotten', both with a comma between them, a number of rounds,"
-                f" or goals and the most rounds that they may take ('recovered,40'), not {text[:60]!r}."
+                f"{option('until')} takes goals ('recovered', 'forgotten'), a number of rounds, or both"
+                f" ('recovered,forgotten,40'), not {text[:60]!r}."
             )
         goals = tuple(goal for goal in GOALS if goal in named)
         return Until(goals, int(numbers[0]) if numbers else None)
 
     @property
     def text(self) -> str:
-        """The same for whoever reads it next: `recovered,forgotten,40`."""
+        """The same for the next reader: `recovered,forgotten,40`."""
         return ",".join([*self.goals, *([] if self.rounds is None else [str(self.rounds)])])
 
     @property

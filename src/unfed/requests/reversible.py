@@ -1,10 +1,10 @@
-"""Which models whoever has them can turn back, and bring a leaver back with it.
+"""Which models anyone who has them can turn back, and bring a leaver back with it.
 
     made by NoT, whose perturbation has a public inverse ─► later models ─► one whose method lasts: no further
 
 Nothing is built for this: the request's file says which method made a model, and how, and of a method of one's own the
 state says which tensors its `begin` negated. NoT draws from the run's seed and the request's name, so what it draws
-has an inverse too, for whoever knows or guesses these.
+has an inverse too, for anyone who knows or guesses these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unfed.requests.entry import Entry, Job
 
 
 def inverse_of(book: Book, entry: Entry) -> str | None:
-    """What takes back what a request's method did, in words; None where nobody knows an inverse."""
+    """What takes back what a request's method did, in words; None where no one knows an inverse."""
     return inverse_by(book, entry.how.on(book.config, entry.method), entry.job)
 
 
@@ -54,7 +54,7 @@ def way_back(book: Book, entry: Entry) -> str:
 
 
 def what_was_done(config: Config, label: str, request: str, inverse: str) -> str:
-    """The same for whoever knows the inverse."""
+    """The same for anyone who knows the inverse."""
     who = NoT.title if config.methods.name_of(label) == NoT.name else label
     return f"what {who} did for request {request!r}, by {inverse}"
 
@@ -67,7 +67,7 @@ def turned_back(book: Book, line: Sequence[Entry]) -> Iterator[Entry]:
     moved = set(_changes(book, line[0].job))
     for entry in line[1:]:
         kind = METHODS.get(book.config.methods.name_of(entry.method))
-        if kind is None:  # a method of somebody's own: what its `begin` left as it was is still there
+        if kind is None:  # a method of someone's own: what its `begin` left as it was is still there
             begun = _changes(book, entry.job)
             if moved <= {name for name, how in begun.items() if not how.startswith("negated")}:
                 return
@@ -77,7 +77,7 @@ def turned_back(book: Book, line: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def ways_back(book: Book, job: Job) -> list[str]:
-    """What whoever has a job's model can take back, in words, the oldest first."""
+    """What anyone with a job's model can take back, in words, the oldest first."""
     line = book.in_force(job.seed)
     line += [e for e in book.entries if e.waiting and e.job == job]  # whose model is about to be written
     if job in (entry.job for entry in line):
@@ -103,7 +103,7 @@ def _changes(book: Book, job: Job) -> dict[str, str]:
 
 
 def _does_less(config: Config, entry: Entry) -> bool:
-    """Whether Sealed was told to leave layers, or most of them, as they were."""
+    """Whether Sealed was set to leave layers, or most of them, as they were."""
     own, label = entry.how.on(config, entry.method).methods, entry.method
     if own.name_of(label) != Sealed.name:
         return False

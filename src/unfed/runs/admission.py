@@ -70,7 +70,7 @@ def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str]
     elif label in config.recorded():
         missing["history"] = "training.keep_model keeps another model than the one its record leads to"
     else:
-        missing["history"] = f'this run recorded none for it: set training.record = ["{label}"] and train again'
+        missing["history"] = f'set training.record = ["{label}"] and train again'
     if config.partition.validation > 0:
         there.add("public")
     else:
@@ -159,9 +159,8 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
     if method.seals and recorded:
         names = listed(recorded, last="and")
         raise UnfedError(
-            f"This run recorded history for {names}, from which the old model can be put together again, and beside it"
-            f" {method.title}'s draw is no secret; use {option('method', 'retrain')}, or train again without"
-            " training.record."
+            f"This run recorded history for {names}, which reveals {method.title}'s draw; use"
+            f" {option('method', 'retrain')}, or train again without training.record."
         )
 
 
@@ -175,21 +174,21 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
         if back := method.undoes(module, [other for _, other in line[i:]]):
             raise UnfedError(
                 f"{title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
-                f" {line[i][0]!r}, and bring back what that request took out; use"
-                f" {option('method', 'sealed')}, which has no way back, or {option('method', 'retrain')}."
+                f" {line[i][0]!r}; use {option('method', 'sealed')}, which has no way back, or"
+                f" {option('method', 'retrain')}."
             )
 
 
 def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
     """Warn where what a method takes out can come back all the same.
 
-    Its perturbation can be turned back and follows one of its kind, or a method that lasts was told to do less.
+    Its perturbation can be turned back and follows one of its kind, or a method that lasts was set to do less.
     """
     before = [request for request, other in _since_anew(makers, module) if _invertible(other, module)]
     if before and _invertible(method, module):
         warnings.warn(
-            f"{method.title} on other layers does not turn back what request {before[-1]!r} took out, but whoever has"
-            f" the published model can turn both back; {option('method', 'sealed')} has no way back.",
+            f"{method.title} on other layers keeps request {before[-1]!r} out, but anyone with the published model can"
+            f" turn both back; {option('method', 'sealed')} has no way back.",
             UnfedWarning,
             stacklevel=3,
         )
@@ -231,8 +230,8 @@ def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> 
         ended = {"goes on": ended, "anew": "", "ends": f"request {request!r} ({maker.title})"}[fate]
     if ended:
         raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended},"
-            " which leaves none; use not, ft or retrain."
+            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended}; use"
+            " not, ft or retrain."
         )
 
 
@@ -242,14 +241,13 @@ def recordable(config: Config) -> None:
         names = [n for n, method in config.recorded().items() if method.follows or part == "training"]
         if names and robust is not None and not Robust(**robust.model_dump()).additive:
             raise UnfedError(
-                f"{listed(names, last='and')} cannot be recorded under {part}.robust.rule = {robust.rule!r}: no client"
-                " has a share of its own in it; use mean or norm, or leave them out."
+                f"{listed(names, last='and')} cannot be recorded under {part}.robust.rule = {robust.rule!r}, which"
+                " gives no client a share of its own; use mean or norm."
             )
     if (recorded := config.recorded()) and config.training.keep_model != "last":
         raise UnfedError(
-            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the model of the last round, but"
-            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last', or use"
-            " methods that need no history."
+            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the last model, but"
+            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last'."
         )
 
 
@@ -367,11 +365,11 @@ class Admission:
             if self._ends(method, seed, done):
                 return ()
             ends = f"{option('method', 'sealed')} or retrain ends that"
-            said = f" Whoever has the model in force can turn back {done}; {ends}."
+            said = f" Anyone with the model in force can turn back {done}; {ends}."
         raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
 
     def _ends(self, method: Method, seed: int, done: str) -> bool:
-        """Whether a method is one after which nobody can take back what was done."""
+        """Whether a method is one after which no one can take back what was done."""
         return bool(done) and method.lasts and not method.short_of(self._run.world(seed).template.module)
 
     def _keeps_more_out(self, world: World, request: Request, others: Sequence[Request]) -> bool:

@@ -100,9 +100,9 @@ def request_info(entry: Entry, way_out: Callable[[Entry], str], about: Mapping[s
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `unlearn`, which is made with somebody's own model and data.
+    """A call of `unlearn`, which is made with someone's own model and data.
 
-    It is a run in which nobody trains.
+    It is a run in which no client trains.
     """
 
     name: str
@@ -220,12 +220,12 @@ def changed_since(begun: Description, folder: Path) -> str:
     if not found:
         return ""
     return (
-        f"Since {folder} was begun something changed ({'; '.join(found)}): what is done from here on may come out other"
-        " than it would have then; to compare its numbers, run the config again in a new folder."
+        f"Since {folder} was begun something changed ({'; '.join(found)}), so results may differ; to compare numbers,"
+        " run the config again in a new folder."
     )
 
 
 def hardware(device: torch.device, threads: int | None = None) -> str:
-    """The device, and the CPU threads that a world works with: not those of whoever builds it."""
+    """The device, and the CPU threads that a world works with: not those of its builder."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return f"{name}, {threads or torch.get_num_threads()} CPU threads"

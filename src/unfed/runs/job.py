@@ -11,7 +11,7 @@ negated twice: `begin` is not called once a state is there. What a sealed method
 its first round, whatever the config says.
 
 A request that is asked again goes on from its state too, unless another model is in force by then or other rows are
-out: then its state began at what counts no more, and the job begins anew.
+out: then its state began at what counts no more, and the job begins again.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class JobRunner:
         self.evaluator = world.evaluator(self.requests)
         history = None if spec.history is None else spec.history.to(world.device)
         setup = world.setup(self._as_it_was)
-        # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
+        # Anyone who left by an earlier request is gone: the method sees the rows of the last one only.
         members = self._members(_scoped(world, self.requests))
         settings = spec.settings
         if settings.schedule.kind == "one-cycle":  # it ends with the job, however many rounds a request asks for
@@ -188,7 +188,7 @@ class JobRunner:
             if saved[1].purged and self.spec.base is None:
                 raise UnfedError(
                     f"The state of {self.job.path.as_posix()} was purged for request {saved[1].purged!r}, so it"
-                    " cannot go on; run the config anew in another folder."
+                    " cannot go on; run the config again in another folder."
                 )
             self.start = start_on(self.spec.base, saved[1])
             if self.start != saved[1].start:
@@ -589,7 +589,7 @@ class Ending:
 
 
 class LineWriter:
-    """At most one line that is on its way to the disk, and who is to be told of it."""
+    """At most one line that is on its way to the disk, and who is to hear of it."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -656,7 +656,7 @@ def refuse_another(config: Config, found: str | None, noted: str | None) -> None
     if noted is not None and found != noted:
         raise UnfedError(
             f"The checkpoint model.initial at {config.model.initial} is not the one that this was begun with (its"
-            " SHA-256 differs), so the seeds would begin at different models; restore it from a copy."
+            " SHA-256 differs); restore it from a copy."
         )
 
 

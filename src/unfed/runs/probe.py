@@ -51,7 +51,7 @@ QUICK = Grid(rows=(100,), budget=Budget(stops=(20,)), singles=2, restarts=1)
 
 @dataclass(frozen=True)
 class Step:
-    """What a probe is about to do, for whoever watches it."""
+    """What a probe is about to do, for its watcher."""
 
     target: str
     """Whose model: seed, request and method."""
@@ -174,7 +174,7 @@ def effort_of(
 
 
 def elsewhere(run: Probed) -> str | None:
-    """Why a run cannot be probed here, if its data lies with somebody else."""
+    """Why a run cannot be probed here, if its data lies with someone else."""
     ways = ("probe a simulation of the same config (`unfed run`)", "call unfed.measures.undo.undo with your own rows")
     return out_of_sight(run.description, "probed", *ways)
 

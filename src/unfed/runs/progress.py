@@ -1,6 +1,6 @@
-"""Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
+"""Looking on while a run works: a progress display, a heartbeat for `unfed status`, or none.
 
-A watch is told when a job begins, of each model that it reaches, after each of its rounds and saves, and when it ends;
+A watch hears when a job begins, of each model that it reaches, after each of its rounds and saves, and when it ends;
 who wants to know what clients are asked gives an observer. It can change nothing but when a state is saved.
 """
 
@@ -31,9 +31,9 @@ class Watch:
         """The job came to this state, not saved yet, and asked these clients to train on the way."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """A round is over; `line` is what was measured, if it was, and is told once it is on the disk.
+        """A round is over; `line` is what was measured, if it was, and is passed on once it is on the disk.
 
-        That may be while the next round is at work, but before anything of that one is told.
+        That may be while the next round is at work, but before anything of that one is passed on.
         """
 
     def wants_save(self, job: Job) -> bool:
@@ -51,23 +51,23 @@ class PassingWatch(Watch):
     """Stands before another watch and passes everything on; who wants to do more derives from it."""
 
     def __init__(self, watch: Watch) -> None:
-        """`watch` is who is told."""
+        """`watch` is who hears it."""
         self._watch = watch
 
     def observer(self, job: Job) -> Observer | None:
-        """Whoever the other one lends."""
+        """What the other one lends."""
         return self._watch.observer(job)
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
-        """As the other one is told."""
+        """Pass it on to the other watch."""
         self._watch.begins(job, round, rounds)
 
     def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
-        """As the other one is told."""
+        """Pass it on to the other watch."""
         self._watch.reached(job, state, asked)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """As the other one is told."""
+        """Pass it on to the other watch."""
         self._watch.goes_on(job, round, rounds, line)
 
     def wants_save(self, job: Job) -> bool:
@@ -75,11 +75,11 @@ class PassingWatch(Watch):
         return self._watch.wants_save(job)
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        """As the other one is told."""
+        """Pass it on to the other watch."""
         self._watch.saved(job, state, histories)
 
     def ends(self, job: Job, outcome: str) -> None:
-        """As the other one is told."""
+        """Pass it on to the other watch."""
         self._watch.ends(job, outcome)
 
 
@@ -100,7 +100,7 @@ class Deadline(PassingWatch):
         return self._passed() or self._watch.wants_save(job)
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        """As the other one is told; then the time is looked at."""
+        """Pass it on; then the time is looked at."""
         self._watch.saved(job, state, histories)
         if self._passed():
             raise OutOfTime

@@ -64,14 +64,14 @@ class RunRecord:
         self.config = deny.with_key(read, folder.path)
 
     def permit(self) -> None:
-        """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
+        """Refuse, before any work is begun, code that the config or a request names and that was not allowed."""
         plugins.permit(self.config.code(), self.folder.path / "run.json")
         for entry in self.folder.book().entries:
             named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
             plugins.permit(named, request_file(self.folder.path, entry))
 
     def one_seed(self, seed: int | None) -> int:
-        """The repetition that is meant; a run with several must be told."""
+        """The repetition that is meant; a run with several must say which."""
         seeds = self.config.seed_list
         if seed is None and len(seeds) > 1:
             raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
@@ -117,7 +117,7 @@ class RunRecord:
         return self.description.methods.get(label) or description.plain_facts(self.config, label)
 
     def ahead(self) -> list[tuple[Job, int]]:
-        """The jobs without those of requests on which nobody works any more."""
+        """The jobs without those of requests on which no one works any more."""
         entries = self.folder.book().entries
         over = {Job(e.seed, e.request.id, e.method) for e in entries if e.owed or not e.accepted}
         wanted = {_shared(e) for e in entries if e.accepted and not e.owed}
@@ -139,7 +139,7 @@ class RunRecord:
     def lines(self) -> list[Line]:
         """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
 
-        Of a job that was begun anew, only what came since; the file has it all.
+        Of a job that was begun again, only what came since; the file has it all.
         """
         lines = last_starts(self.folder.lines())
         if self.only is not None:
@@ -166,7 +166,7 @@ class RunRecord:
         if entry.gate is not None and not self.description.elsewhere:
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
         let_go = "" if self._signed(name) else f", {self.letting_go(name)} lets it go"
-        return f"{accept}{again} trains anew without it{let_go}"
+        return f"{accept}{again} trains again without it{let_go}"
 
     def letting_go(self, name: str) -> str:
         """What lets a request go: of a signed one, its client's signed revocation."""
@@ -194,7 +194,7 @@ class RunRecord:
             return consistency.gone(self.folder.model_file(job))
         if settled:
             what = f"Request {mine[0].request.id!r} is {mine[0].standing} and left no model"
-            return f"{what}: {self.way_out(mine[0])}." if mine[0].owed else f"{what}; ask anew under another --id."
+            return f"{what}: {self.way_out(mine[0])}." if mine[0].owed else f"{what}; ask again under another --id."
         return f"This run has no model {job.path.as_posix()} yet; go on with {self.going_on}."
 
     def command(self, name: str, *arguments: object) -> str:
@@ -238,7 +238,7 @@ def _shared(entry: Entry) -> Job | None:
 def keeps_log(run: Path) -> bool:
     """Whether a run has a log, or had one when a state was saved.
 
-    One that has lost its description, or all of it, is refused by whoever reads it.
+    One that has lost its description, or all of it, is refused by its reader.
     """
     there = any((run / "trust" / name).exists() for name in ("operator.json", "log.jsonl"))
     return there or bool(logs_named(RunFolder(run)))
@@ -272,7 +272,7 @@ def begin_log(run: Path, key: Path) -> None:
 def request_name(folder: RunFolder, given: dict[str, Any]) -> str:
     """A request's id made from what is asked, so that asking twice is asking once.
 
-    The log keeps ids for good, so where there is one an id tells nobody who left, and nobody can try out which rows.
+    The log keeps ids for good, so where there is one an id tells no one who left, and no one can try out which rows.
     """
     plain = description.request_id(given)
     asked_before = any(entry.request.id == plain for entry in folder.book().entries)  # before the log began, perhaps
@@ -320,8 +320,8 @@ def affected(run: RunRecord, client: str) -> list[Affected]:
     """Every model, state, export, report and upload that still carries a client."""
     if run.config.setting == "central":
         raise UnfedError(
-            "A centralised run has one holder of all data, so no client is in or out of it; what still carries a"
-            " request stands in the report, and `unfed purge` deletes it."
+            "A centralised run has no clients to look for; see the report for what still carries a request, and delete"
+            " it with `unfed purge`."
         )
     known = clients_of(run)
     if client not in known:
@@ -371,10 +371,10 @@ def _in_folder(run: RunRecord, client: str, seen: _Seen) -> Iterator[Affected]:
 
 def _turned_back(run: RunRecord, seen: _Seen) -> Iterator[Affected]:
     """The models in force that are without the client until a public perturbation is taken back."""
-    told = {one.file for one in seen.found}
+    shown = {one.file for one in seen.found}
     purged = {entry.request.id for entry in run.folder.book().entries if entry.purged}
     for job, (name, what) in _ways_back(run, seen).items():
-        if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
+        if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in shown:
             do = f"`{run.command('probe', '--request', name)}` shows how far; {_end(run, seen)}"
             if name in purged:
                 do = f"how far cannot be shown any more, for the request was purged; {_end(run, seen)}"
@@ -449,7 +449,7 @@ def _do(run: RunRecord, client: str, entry: Entry | None, one: Carrier) -> str:
     return purge
 
 
-_CAN = "whoever has it can turn back"
+_CAN = "anyone who has it can turn back"
 _LASTS = "sealed and retrain leave no way back"
 _PAGES = {
     "report": ("a report", "`unfed report`"),
@@ -475,11 +475,11 @@ def _handed_out(run: RunRecord, seeds: Sequence[_Seen]) -> Iterator[Affected]:
             if one.job.path in of[one.job.seed].clean and back is None:
                 continue
             what = f"the model {one.job.path.as_posix()}, exported on {one.at} (SHA-256 {one.sha256})"
-            told = "ask whoever was given it to delete it; `unfed export` hands out the model in force"
-            do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
+            shown = "ask everyone who was given it to delete it; `unfed export` hands out the model in force"
+            do = f"delete it and {shown}" if there else f"it is not there as it was; {shown}"
             if back is not None:
                 what += f": {back[1]}"
-                do = f"{_LASTS}; ask whoever was given it to take what they leave instead"
+                do = f"{_LASTS}; ask everyone who was given it to take what they leave instead"
         else:
             called, again = _PAGES.get(one.what, _PAGES["report"])
             what = f"{called} of {one.at}: names and numbers of its requests, no weights"

@@ -92,8 +92,8 @@ class Rollback:
         culprit = self._culprit(before)
         if culprit is None:
             warnings.warn(
-                f"In round {state.round} {fell}, and no single client explains it; see the report. If clients are"
-                " hostile, stop the run and go on with `unfed resume RUN --back`.",
+                f"In round {state.round} {fell}, and no single client explains it; see the report, or go back with"
+                " `unfed resume RUN --back`.",
                 UnfedWarning,
                 stacklevel=3,
             )

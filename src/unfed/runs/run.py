@@ -310,7 +310,7 @@ class Run(RunRecord):
             history = admission.rewound(self.folder, world, turn.requests)
             rounds = max(1, rounds - history.rounds)
         recorders = admission.recorders(self.folder, self.config, method, previous, world, request)
-        if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
+        if entry is None:  # a comparison records for its own next request only; what is served, for the next one
             more = len(turn.requests) < len(self.config.requests())
             recorders = {own: recorder for own, recorder in recorders.items() if own == turn.label and more}
         spec = JobSpec(

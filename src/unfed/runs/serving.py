@@ -7,7 +7,7 @@
                                             ├── no answers  ─► put off: open again, the next is served
                                             └── withdrawn   ─► let go; its rows take part again
 
-A request that is refused, raises or does not recover stands in nobody's way; nor does one that is put off, which
+A request that is refused, raises or does not recover blocks no other; nor does one that is put off, which
 `unfed resume` tries again, from its last save if nothing was served since. Only what stops the machine itself (a full
 disk, a lost connection) stops the queue, and decides nothing: the request is still in progress when work goes on.
 
@@ -200,11 +200,11 @@ class Queue:
         if entry.state == "fulfilled":
             return entry, True
         if entry.state == "revoked":
-            raise UnfedError(f"Request {request.id!r} was {entry.standing}; ask anew under another {option('id')}.")
+            raise UnfedError(f"Request {request.id!r} was {entry.standing}; ask again under another {option('id')}.")
         if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
             raise UnfedError(
                 f"Request {request.id!r} is being served by {entry.method} already; let it end"
-                f" ({self._run.going_on}), or withdraw it and ask anew under another {option('id')}."
+                f" ({self._run.going_on}), or withdraw it and ask again under another {option('id')}."
             )
         others = [e for e in book.accepted(entry.seed) if e.number != entry.number]
         refuse_if_alone(self._run.config, asked)
@@ -239,8 +239,8 @@ class Queue:
                 )
             if entry.state == "fulfilled":
                 raise UnfedError(
-                    f"Request {name!r} is fulfilled: the model in force was made without its rows, and withdrawing does"
-                    " not bring them back; to have them in a model, train anew."
+                    f"Request {name!r} is fulfilled, and withdrawing does not bring its rows back; to have them in a"
+                    " model, train again."
                 )
             if entry.state != "revoked":
                 entry = entry.stepped("revoked", now())
@@ -261,8 +261,8 @@ class Queue:
         entry = book.find(name)
         if entry is None:
             if name in self._run.config.request_ids():
-                raise UnfedError(f"Request {name!r} belongs to this run's comparison, where nothing is served.")
-            known = listed(e.request.id for e in book.entries) or "none at all"
+                raise UnfedError(f"Request {name!r} was only compared, not served, so there is nothing to withdraw.")
+            known = listed(e.request.id for e in book.entries) or "no requests"
             raise UnfedError(f"This run has no request {name!r}; it has {known}.")
         return entry
 
@@ -277,7 +277,7 @@ class Queue:
             batch = self._take(waiting)
             if batch is None:
                 continue
-            # What cannot be read here stands in everybody's way and is nobody's fault, so it is not in the guard below.
+            # What cannot be read here blocks all and is no client's fault, so it is not in the guard below.
             seed = batch.first.seed
             previous, params = self._run.current_job(seed, batch.ids), self._run.current(seed, batch.ids)
             refused: list[tuple[Entry, Exception]] = []
@@ -302,7 +302,7 @@ class Queue:
         return failed
 
     def _take(self, entry: Entry) -> SharedRecovery | None:
-        """The request, begun, with those that share its job; None if somebody else has changed it meanwhile."""
+        """The request, begun, with those that share its job; None if someone else has changed it meanwhile."""
         with self._locked() as book:
             found = next(e for e in book.entries if e.number == entry.number)
             if found.state == "expired" and entry.state == "open":
@@ -353,7 +353,7 @@ class Queue:
     def _judge(self, batch: SharedRecovery, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
         """What the gate says of the model that came out.
 
-        Where it says no, and nobody accepts that, it is the refusal.
+        Where it says no, and no one accepts that, it is the refusal.
         """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
         world, job = run.world(entry.seed), entry.job

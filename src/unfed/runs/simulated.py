@@ -131,8 +131,8 @@ def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
     if part.scheme == "natural":
         if dataset.owners is None:
             raise UnfedError(
-                f"The data set {dataset.name!r} does not say whose its rows are; partition.scheme is iid, dirichlet or"
-                " shards there, or your function returns (x, y, owners) for training."
+                f"The data set {dataset.name!r} does not say whose its rows are; set partition.scheme to iid, dirichlet"
+                " or shards, or return (x, y, owners)."
             )
         return natural(dataset.owners, part.clients, seed)
     return shards(labels, part.clients, part.shards_per_client, seed)
@@ -231,8 +231,8 @@ class Network:
         tensors, numbers = storage.load(path, "checkpoint model.initial")
         if back := storage.way_back(numbers):
             warnings.warn(
-                f"The checkpoint {path} can be turned back ({back}): a request served here by the same method may bring"
-                " back what was taken out there; use --method sealed or retrain.",
+                f"The checkpoint {path} can be turned back ({back}), and the same method here may do so; use --method"
+                " sealed or retrain.",
                 UnfedWarning,
                 stacklevel=2,
             )

@@ -106,7 +106,7 @@ def to_hand_out(run: Run, seed: int | None) -> InForce:
     if found.compared:
         requests = listed(run.config.request_ids(), "and")
         raise UnfedError(
-            f"This run compares methods and has put none of their models in force; say which one with --method,"
+            "This run compares methods and has put no model in force; name one with --method:"
             f" {listed(found.compared)}, or train for θ*, which still carries {requests}."
         )
     return found

@@ -7,7 +7,7 @@
 
 N is the number of the first. What the job does is what one request naming all of it would have done. Who shares stands
 in each request's file before work begins, so a crash does not change it; one that is withdrawn later leaves the others,
-and their job begins anew without it. All that come into force have one place in the order of service: one model.
+and their job begins again without it. All that come into force have one place in the order of service: one model.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Ent
         at = trajectory.Point(own.seed, own.request, own.label, round)
         asked, refused = _rounds_of(folder, shared, whole.start)
         costs = notes.ledger.to_json()
-        told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
-        told |= {"asked": asked, "refused": refused}
-        line = trajectory.line(at, seen.numbers, before, costs, **told)
+        said: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
+        said |= {"asked": asked, "refused": refused}
+        line = trajectory.line(at, seen.numbers, before, costs, **said)
         folder.save_samples(own, round, seen.samples, turn.requests)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
         numbers = {"offset": left.offset, "diary": left.to_json()}
@@ -208,7 +208,7 @@ def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[
 
 
 def shared_requests(entries: Sequence[Entry]) -> list[Request]:
-    """What each shared job took out, as far as nobody was withdrawn."""
+    """What each shared job took out, as far as no one was withdrawn."""
     found: dict[str, list[Request]] = {}
     for entry in entries:
         if entry.shared is not None and entry.accepted:

@@ -3,7 +3,7 @@
     run.execute(tracked(run, ["tensorboard"]))          in Python
     unfed run demo --track tensorboard                  on the command line
 
-Each is one small observer: it is told of every evaluated round and writes its numbers down. It can change nothing, and
+Each is one small observer: it hears of every evaluated round and writes its numbers down. It can change nothing, and
 what goes wrong in it is a warning, never the end of a run. W&B works offline unless WANDB_MODE says otherwise.
 """
 
@@ -107,7 +107,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases, offline: `wandb sync` sends it when somebody wants to."""
+    """A run of Weights & Biases, offline: `wandb sync` sends it when someone wants to."""
 
     package, extra = "wandb", "wandb"
 
@@ -181,20 +181,20 @@ def known(names: Sequence[str]) -> None:
 
 
 def tracked(run: Run, names: Sequence[str], watch: Watch | None = None, folder: str | Path = "tracking") -> Several:
-    """A watch that tells each of these trackers, and whoever watched before."""
+    """A watch that tells each of these trackers, and the watch from before."""
     known(names)
     return Several(watch or Watch(), [TRACKERS[name](run, Path(folder)) for name in dict.fromkeys(names)])
 
 
 class Several(PassingWatch):
-    """Trackers before another watch, who are told of rounds alone."""
+    """Trackers before another watch, who hear of rounds alone."""
 
     def __init__(self, watch: Watch, trackers: Sequence[Tracker]) -> None:
         super().__init__(watch)
         self._trackers = trackers
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """All are told."""
+        """All hear it."""
         super().goes_on(job, round, rounds, line)
         for tracker in self._trackers:
             tracker.goes_on(job, round, rounds, line)

@@ -83,7 +83,7 @@ class Holders(Protocol):
         ...
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name.
+        """Take in who joined since the last time, but none whom these requests name.
 
         It says whether there was anybody.
         """
@@ -92,7 +92,7 @@ class Holders(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Residents:
-    """Clients whose rows lie here; nobody comes or goes."""
+    """Clients whose rows lie here; no client comes or goes."""
 
     clients: tuple[ClientData, ...]
     seed: int
@@ -148,7 +148,7 @@ class World:
     fresh: Callable[[int], Params]
     """A new initialisation, as a function of a seed."""
     initial: Params | None = None
-    """The model that training starts from, where it is given; where nobody trains, θ* itself."""
+    """The model that training starts from, where it is given; where no client trains, θ* itself."""
     checkpoint: str | None = None
     """The fingerprint of what was read of it from `model.initial`, where that names a file."""
     held_out: Source | None = None
@@ -233,7 +233,7 @@ class World:
         return self.holders.holds(request, gone)
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name.
+        """Take in who joined since the last time, but none whom these requests name.
 
         It says whether there was anybody.
         """

@@ -251,11 +251,11 @@ def _begin(work: Benchmark, where: str) -> None:
             )
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    told = subprocess.run(
+    shown = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    commit = told.stdout.strip() or "unknown: not in a git checkout"
+    commit = shown.stdout.strip() or "unknown: not in a git checkout"
     storage.write_json(file, about | {"wanted": protocol.models, "hardware": where, "commit": commit})
 
 

@@ -211,7 +211,7 @@ class Cohort:
             return None
         tensors, numbers = storage.load(self._file(kind), "state of a population")
         where = f"The state of a population {self._file(kind)}"
-        said = records.read(CohortState, numbers, where, "delete it, and it is begun anew")
+        said = records.read(CohortState, numbers, where, "delete it, and it is begun again")
         if said.seeds != tuple(self.seeds):
             return None
         parts, states = storage.part(tensors), []

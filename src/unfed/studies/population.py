@@ -72,10 +72,10 @@ def of_another(about: About, config: Config) -> str | None:
         return None
     if not about.stated:
         return "another config"
-    told = differences(about.stated, config.to_json(), ASIDE, about.kinds)
+    shown = differences(about.stated, config.to_json(), ASIDE, about.kinds)
     base, wanted = Config.kept(about.stated).seed_list[0], config.seed_list[0]
-    told += [] if base == wanted else [f"seed {base} instead of {wanted}"]
-    return f"another config ({'; '.join(told)})" if told else None
+    shown += [] if base == wanted else [f"seed {base} instead of {wanted}"]
+    return f"another config ({'; '.join(shown)})" if shown else None
 
 
 @process_as_before()
@@ -122,9 +122,9 @@ def begun(config: Config, models: int, where: Path, together: bool = True) -> tu
     with presence.held(where, "begin", wait=-1):
         population = _begun(where, config, about, rows)
     wanted = [seeds for seeds in population.about.cohorts if any(seed in about.seeds for seed in seeds)]
-    told = config.to_json(), labels, str(where)
+    shown = config.to_json(), labels, str(where)
     left = [seeds for seeds in wanted if any(not {*seeds} <= {*population.done(kind)} for kind in (BEFORE, *labels))]
-    return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*told, seeds, together)) for seeds in left]
+    return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*shown, seeds, together)) for seeds in left]
 
 
 def refuse_code_apart(config: Config, jobs: int | None) -> None:

@@ -4,7 +4,7 @@
     methods, request, unlearning, checkpoints                                may differ: training never looks at them
 
 What is taken is what training would have left: its lines, its last state with the histories that are needed here, its
-model. Nothing is taken that is there already, and nothing of a run that has served requests: whoever left it while it
+model. Nothing is taken that is there already, and nothing of a run that has served requests: who left it while it
 trained is not in its θ*.
 """
 

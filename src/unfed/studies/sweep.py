@@ -249,8 +249,8 @@ def _one_run(folder: str, members: Mapping[int, tuple[Variant, Config]]) -> dict
             tables[name] = table if alike else {"use": label, **table}
             labels[n][name] = label
     first = next(iter(members.values()))[1].to_json()
-    told = {name: table for name, table in tables.items() if table}
-    whole = Config.parse({**first, "methods": {"run": list(tables), **told}})
+    noted = {name: table for name, table in tables.items() if table}
+    whole = Config.parse({**first, "methods": {"run": list(tables), **noted}})
     return {n: Place(folder, whole, config, labels[n]) for n, (_, config) in members.items()}
 
 

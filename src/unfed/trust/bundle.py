@@ -89,8 +89,8 @@ def _absence(trust: TrustFolder, leaves: Sequence[Mapping[str, Any]], pseudonym:
         if pseudonym not in members:
             absences[root] = merkle.absence(members, pseudonym).to_json()
         elif place != later[0]:
-            told = f"round {rounds[place]['round']} of {rounds[place]['method']} (leaf {place} of the log)"
-            raise UnfedError(f"The leaver took part in {told}, so no proof of its absence can be made.")
+            said = f"round {rounds[place]['round']} of {rounds[place]['method']} (leaf {place} of the log)"
+            raise UnfedError(f"The leaver took part in {said}, so no proof of its absence can be made.")
     before = None
     for place in sorted((one for one in rounds if one < asked and rounds[one]["round"]), reverse=True):
         members = trust.participants.of(rounds[place]["participants"]["root"])

@@ -1,6 +1,6 @@
 """What a run folder says about one request that was served, as it may be handed to others.
 
-Measured values with their intervals, what came back when somebody tried to undo it, what was not measured, which views
+Measured values with their intervals, what came back when someone tried to undo it, what was not measured, which views
 of the data were read, versions and config. Never a tensor, never a sample's id, never a path of this machine, and never
 what the models before and after give away together: their difference is measured in the folder and stays there.
 Nothing that the folder names is built, or run, for it.
@@ -58,7 +58,7 @@ def served(record: RunRecord, request: str | None = None) -> Entry:
         return done[0]
     entry = next((one for one in entries if one.request.id == request), None)
     if entry is None:
-        known = listed(one.request.id for one in entries) or "none at all"
+        known = listed(one.request.id for one in entries) or "no requests"
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
     if entry.state != "fulfilled":
         raise UnfedError(
@@ -69,8 +69,8 @@ def served(record: RunRecord, request: str | None = None) -> Entry:
         typed = [record.command("bundle", "--request", one, "-o", "evidence.json") for one in entry.left_by]
         others = listed((f"`{command}`" for command in typed), last="and")
         raise UnfedError(
-            f"Nothing of request {request!r} was left in training, so no model was made for it; the evidence is that of"
-            f" the requests by which it had left: {others}."
+            f"Nothing of request {request!r} was left in training, so no model was made for it; see the evidence of"
+            f" {others}."
         )
     return entry
 
@@ -116,7 +116,7 @@ def _versions(record: RunRecord, job: Job) -> dict[str, str]:
 def models(record: RunRecord, job: Job) -> dict[str, str]:
     """The fingerprint of the model that came out and its form, and that of the one that went in.
 
-    The last one where it was noted; the form while the model's file is there: purged, nobody can be given it either.
+    The last one where it was noted; the form while the model's file is there: purged, no one can be given it either.
     """
     saved = record.folder.saved(job)
     if saved is None or (after := saved.bound.model) is None:
@@ -172,13 +172,13 @@ def _measured(
             where = "on all the data that has left: of this request, and of those before it or beside it"
         value, before = ((forget_of(one) if name == "forget" else one.get(name)) for one in (line, was))
         count = rows.get(name)
-        told: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
-        told["before"] = _known(before)
+        noted: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
+        noted["before"] = _known(before)
         if is_measured(value) and count:
-            told |= {"rows": count, "interval": interval(round(float(value) * count / 100), count)}
+            noted |= {"rows": count, "interval": interval(round(float(value) * count / 100), count)}
         else:
-            told["interval"] = not_measured("the folder does not say over how many rows")
-        found[name] = told
+            noted["interval"] = not_measured("the folder does not say over how many rows")
+        found[name] = noted
     for name, what in OTHERS.items():
         found[name] = {"what": what, "value": _known(line.get(name)), "interval": NO_INTERVAL}
     return found
@@ -228,7 +228,7 @@ _INSIDE = {
 
 
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
-    """What came back when somebody tried to undo it, without what the two models differ in."""
+    """What came back when someone tried to undo it, without what the two models differ in."""
     tried = study_results.measured(record.folder, record.config)
     whole = next((one for one in tried if (one.seed, one.request, one.method) == job.key), None)
     if whole is None:

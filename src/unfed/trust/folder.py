@@ -65,13 +65,13 @@ class TrustFolder:
                 f"{run} keeps no log of signed requests;"
                 f" `{typed('keys', 'roster', run, '--operator', 'FILE.key')}` begins one."
             )
-        told = self.path / OPERATOR
-        raw: Any = storage.read_json(told, "description of the operator") if told.exists() else None
+        said = self.path / OPERATOR
+        raw: Any = storage.read_json(said, "description of the operator") if said.exists() else None
         if not records.fits(Operator, raw):
             raise UnfedError(
-                f"{told} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
+                f"{said} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
             )
-        self.key_file, self.operator = Path(raw["key"]), signing.public_in(raw["public"], told)
+        self.key_file, self.operator = Path(raw["key"]), signing.public_in(raw["public"], said)
         self._secret: bytes = raw["secret"].encode()
         self.log, self.participants = Log(self.path, raw["origin"]), Participants(self.path)
 
@@ -85,11 +85,11 @@ class TrustFolder:
             if found.operator.id != key.id:
                 raise UnfedError(f"The log of {run} is signed by another key; give that of {found.path / OPERATOR}.")
             return found._begun()
-        told = {"origin": f"unfed:{secrets.token_hex(8)}", "key": str(key_file.absolute())}
-        told |= {"public": key.public.pem, "secret": secrets.token_hex(_SECRET)}
+        said = {"origin": f"unfed:{secrets.token_hex(8)}", "key": str(key_file.absolute())}
+        said |= {"public": key.public.pem, "secret": secrets.token_hex(_SECRET)}
         with storage.disk_errors(run):
             (run / NAME).mkdir(exist_ok=True, mode=0o700)
-        storage.write_json(run / NAME / OPERATOR, {"schema": 1, **told})
+        storage.write_json(run / NAME / OPERATOR, {"schema": 1, **said})
         return TrustFolder(run)._begun()
 
     def _begun(self) -> TrustFolder:
@@ -121,7 +121,7 @@ class TrustFolder:
 
     @property
     def secret(self) -> bytes:
-        """What the log's own commitments are keyed with, so that nobody can try out what they hide."""
+        """What the log's own commitments are keyed with, so that no one can try out what they hide."""
         return self._secret
 
     @functools.cached_property
@@ -148,12 +148,12 @@ class TrustFolder:
         return participation.opened_roster(signed, self.operator, f"roster at {path}")
 
     def enrol(self, clients: Mapping[str, PublicKey]) -> Roster:
-        """Put clients on the roster, with those that are on it already, and sign it anew."""
+        """Put clients on the roster, with those that are on it already, and sign it again."""
         signed = participation.sign_roster(self.operator.id, {**self.roster.clients, **clients}, self.key)
         storage.write_bytes(self.path / ROSTER, signed.to_bytes())
         found = self.roster
-        told = {"clients": len(found.clients), "keys": log.sorted_root(_entries(found)).hex()}
-        self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, **told})
+        said = {"clients": len(found.clients), "keys": log.sorted_root(_entries(found)).hex()}
+        self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, **said})
         return found
 
     def bound_key(self, client: str) -> dict[str, Any] | None:
@@ -192,8 +192,8 @@ class TrustFolder:
     def agent(self, name: str) -> str | None:
         """Who signed a request: a client's name, or `operator`; None where it came unsigned."""
         signed = self.signed_request(name)
-        told = signing.shown(signed) if signed else None
-        return told.get("agent-id") if isinstance(told, dict) else None
+        said = signing.shown(signed) if signed else None
+        return said.get("agent-id") if isinstance(said, dict) else None
 
     def acknowledgement(self, name: str) -> Envelope | None:
         """The answer that was given to a request, if it is still here."""

@@ -94,7 +94,7 @@ def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     again = _since_declined(trust, answer, asked.id)
     same = again and before is not None and _who_and_what(before) == _who_and_what(signed)
     if before is not None and before.digest != signed.digest and not same:
-        raise NotBelieved("replayed", f"The id {asked.id!r} was used for another signed request; sign it anew.")
+        raise NotBelieved("replayed", f"The id {asked.id!r} was used for another signed request; sign it again.")
     if answer is not None and not again:
         raise NotBelieved(
             "replayed",
@@ -126,7 +126,7 @@ def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _F
     """The steps after belief, each of which is not done again where it was done before."""
     begun, queued, before = trust.request_file(asked.id), run.queue.book.find(asked.id), trust.signed_request(asked.id)
     if before is None and queued is not None:
-        raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign anew under another.")
+        raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign again under another.")
     storage.write_bytes(begun, signed.to_bytes())  # the intent
     try:
         entry = file.into(run, asked.expires)
@@ -157,8 +157,8 @@ def _answer(trust: TrustFolder, signed: Envelope, asked: Asked, place: int, rece
     answer = request.acknowledge(signed, received, business, client, trust.log, place, trust.key)
     storage.write_bytes(trust.acknowledgement_file(asked.id), answer.to_bytes())
     due = request.month_later(received)
-    told = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}
-    trust.enter(told)
+    noted = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}
+    trust.enter(noted)
     return answer
 
 
@@ -223,7 +223,7 @@ def _revocable(trust: TrustFolder, signed: Envelope) -> str:
             "The revocation names another agent or operator than those who signed and got it; it is refused."
         )
     if (raw["drp.version"], raw["exercise"]) != ("1.0", "revocation"):
-        raise UnfedError("This is no revocation of the version 1.0; sign it anew.")
+        raise UnfedError("This is no revocation of the version 1.0; sign it again.")
     if signer != (trust.agent(name) or OPERATOR):
         raise UnfedError(f"Request {name!r} is not one that {signer!r} asked for, so it stays; ask its signer.")
     return name
@@ -238,9 +238,9 @@ def refuse(run: Run, name: str, reason: str) -> Path:
         asked = trust.signed_request(name)
         if asked is None:
             raise UnfedError(f"Request {name!r} came unsigned; `{run.command('withdraw', name)}` lets it go.")
-        told = {"business-id": trust.operator.id, "agent-request-id": name, "request": asked.digest}
+        noted = {"business-id": trust.operator.id, "agent-request-id": name, "request": asked.digest}
         signed = signing.sign(
-            REFUSAL, {**told, "decided-at": now(), "reason": wanted, "complaint": COMPLAINT}, trust.key
+            REFUSAL, {**noted, "decided-at": now(), "reason": wanted, "complaint": COMPLAINT}, trust.key
         )
         run.queue.refuse(name, wanted)
         storage.write_bytes(trust.declined_file(name), signed.to_bytes())

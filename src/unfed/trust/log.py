@@ -3,9 +3,9 @@
     log.jsonl            one leaf per line, canonical JSON; the bytes of a line are what is hashed
     checkpoints.jsonl    one signed checkpoint per line: so many leaves, with this root, at this moment
 
-A leaf is never changed. A checkpoint stands for every leaf before it, so whoever keeps one, be it years old, can tell
-that the log he is shown has grown from it. Cut, edited or re-ordered, the log no longer fits its checkpoints; both
-files cut back together fit each other, and only a checkpoint that somebody else kept finds that.
+A leaf is never changed. A checkpoint stands for every leaf before it, so a reader with an old one can tell
+that the log has grown from it. Cut, edited or re-ordered, the log no longer fits its checkpoints; both
+files cut back together fit each other, and only a checkpoint that someone else kept finds that.
 
 A process that is killed leaves half a line at most, which is no leaf, or leaves that are not signed for yet.
 
@@ -15,7 +15,7 @@ Trees of hashes (RFC 9162): one root stands for a list, and short proofs for par
     leaf        = SHA-256(0x00 ‖ data)
     node        = SHA-256(0x01 ‖ left ‖ right)    a list is cut at the largest power of two below its length
 
-    frontier      the full subtrees of a list: whoever has them can go on with the list           (2.1.2)
+    frontier      the full subtrees of a list: anyone who has them can go on with the list           (2.1.2)
     inclusion     this leaf stands at this place of the list with this root                            (2.1.3)
     absence       in a sorted list, its two neighbours stand side by side, and it would stand between them
 
@@ -122,7 +122,7 @@ def sorted_root(members: Sequence[bytes]) -> bytes:
 
 
 def absence(members: Sequence[bytes], stranger: bytes) -> Absence:
-    """The proof that somebody is not among the members; refused if it is."""
+    """The proof that someone is not among the members; refused if it is."""
     ordered = sorted(set(members))
     if stranger in ordered:
         raise UnfedError("It is among them, so there is no proof that it is not.")
@@ -287,7 +287,7 @@ class Log:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else adds to the log meanwhile; inside, add by `append(…, held=True)`."""
+        """No one else adds to the log meanwhile; inside, add by `append(…, held=True)`."""
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with presence.held(self.folder, "log", wait=-1):
@@ -327,8 +327,8 @@ class Log:
         before = Frontier().add(*self.hashes[: last.size])
         if (before.size, before.root.hex()) != (last.size, last.root):
             raise UnfedError(
-                f"The log in {self.folder} is not the one whose first {last.size} leaves were signed for at {last.at}:"
-                " it was cut or changed; restore it from a copy."
+                f"The log in {self.folder} is not the one whose first {last.size} leaves were signed for at {last.at};"
+                " restore it from a copy."
             )
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
@@ -339,7 +339,7 @@ class Log:
 def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) -> list[str]:
     """One sentence for each way in which a log is not what was signed for.
 
-    `kept` is a checkpoint that somebody else has: with it a log that was cut back, checkpoints and all, is found too.
+    `kept` is a checkpoint that someone else has: with it a log that was cut back, checkpoints and all, is found too.
     """
     said: list[str] = []
     hashes = log.hashes

@@ -7,7 +7,7 @@
     deny          what no training may read, as a commitment     refusals     requests not believed, by hour and reason
 
 Each leaf is a function of the folder, moments included, so entering what is missing is all that is ever done: after a
-crash the next command does it. A state that came and went while nobody entered anything has no leaf.
+crash the next command does it. A state that came and went while no one entered anything has no leaf.
 
 A round is entered by the watch, before the job saves, so no round is kept in the folder that is not in the log. A job
 that is killed repeats rounds; what comes out the same has its leaf already.
@@ -69,7 +69,7 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
 def count_refusal(trust: TrustFolder, reason: str) -> None:
     """Count a request that was not believed; its hour becomes one leaf when it is over.
 
-    Whoever calls holds the lock of the intake. What was refused is not kept, and who sent it is not said.
+    The caller holds the lock of the intake. What was refused is not kept, and who sent it is not said.
     """
     known, counts, hour = set(trust.log.lines), _counts(trust), now()[: len("2026-01-31T12")]
     logged = {leaf["at"][: len(hour)] for leaf in _refusals(counts) if canonical(leaf) in known}
@@ -99,8 +99,8 @@ def due(folder: RunFolder, trust: TrustFolder, entries: Sequence[Entry]) -> list
     found += _purges(folder, trust)
     for one in carriers.handed(folder):
         if one.what == "export":
-            told = {"sha256": one.sha256, "request": one.request, "method": one.method, "seed": one.seed}
-            found.append({"type": "publication", "at": one.at, **told})
+            shown = {"sha256": one.sha256, "request": one.request, "method": one.method, "seed": one.seed}
+            found.append({"type": "publication", "at": one.at, **shown})
     if entries:
         found.append(_deny(trust, entries))
     return sorted(found, key=lambda leaf: str(leaf["at"]))
@@ -110,9 +110,9 @@ def _about(folder: RunFolder, entry: Entry) -> Iterator[dict[str, Any]]:
     at, name = entry.changed or entry.created, entry.request.id
     if entry.gate is not None:
         checks = {str(check["name"]): str(check["verdict"]) for check in entry.gate["checks"]}
-        told = {"passed": bool(entry.gate.get("passed")), "accepted": entry.gate.get("accepted") is not None}
+        shown = {"passed": bool(entry.gate.get("passed")), "accepted": entry.gate.get("accepted") is not None}
         digest = hashlib.sha256(canonical(dict(entry.gate))).hexdigest()
-        yield {"type": "gate", "at": at, "request": name, "checks": checks, **told, "sha256": digest}
+        yield {"type": "gate", "at": at, "request": name, "checks": checks, **shown, "sha256": digest}
     newer = {"superseded": entry.superseded} if entry.superseded else {}
     yield {"type": "state", "at": at, "request": name, "state": entry.state, "reason": entry.reason, **newer}
     if entry.state == "fulfilled" and not entry.left_by:
@@ -147,9 +147,9 @@ def _deny(trust: TrustFolder, entries: Sequence[Entry]) -> dict[str, Any]:
     classes = sorted({number for entry in accepted for number in entry.request.classes})
     rows = sorted({row for entry in accepted for row in entry.rows})
     whole = canonical({"clients": clients, "classes": classes, "rows": rows})
-    told = {"clients": len(clients), "classes": len(classes), "rows": len(rows)}
+    shown = {"clients": len(clients), "classes": len(classes), "rows": len(rows)}
     at = max(entry.created if entry.accepted else entry.changed or entry.created for entry in entries)
-    return {"type": "deny", "at": at, **told, "commitment": hmac.digest(trust.secret, whole, hashlib.sha256).hex()}
+    return {"type": "deny", "at": at, **shown, "commitment": hmac.digest(trust.secret, whole, hashlib.sha256).hex()}
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -178,12 +178,12 @@ class LoggedWatch(PassingWatch):
     def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
         """A model, and who was asked to train for it."""
         trust = self._trust
-        told: dict[str, Any] = {"seed": job.seed, "request": job.request, "method": job.label, "round": state.round}
-        told |= {"model": fingerprint(digests(state.params))}
-        told |= {"participants": trust.participants.root(trust.pseudonyms.of(asked).values())}
-        last = self._rounds.get(_where(told), {})
-        if any(last.get(name) != value for name, value in told.items()):
-            leaf = {"type": ROUND, "at": now(), **told}
+        shown: dict[str, Any] = {"seed": job.seed, "request": job.request, "method": job.label, "round": state.round}
+        shown |= {"model": fingerprint(digests(state.params))}
+        shown |= {"participants": trust.participants.root(trust.pseudonyms.of(asked).values())}
+        last = self._rounds.get(_where(shown), {})
+        if any(last.get(name) != value for name, value in shown.items()):
+            leaf = {"type": ROUND, "at": now(), **shown}
             trust.log.append(leaf)
             self._rounds[_where(leaf)] = leaf
         super().reached(job, state, asked)
@@ -219,7 +219,7 @@ def _where(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def faults_of(run: Path, kept: Checkpoint | None = None) -> list[str]:
-    """One sentence for each thing that is wrong; `kept` is a checkpoint that somebody else has."""
+    """One sentence for each thing that is wrong; `kept` is a checkpoint that someone else has."""
     try:
         trust = TrustFolder(run)
         said = logs.faults(trust.log, [trust.operator], kept)
@@ -234,7 +234,7 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     """Whether everything that the folder says happened stands in the log, rounds and all."""
     said: list[str] = []
     if trust.roster.business != trust.operator.id:  # one that was changed is refused when it is read
-        said.append(f"{trust.path / ROSTER} is the roster of another operator; sign it anew.")
+        said.append(f"{trust.path / ROSTER} is the roster of another operator; sign it again.")
     for origin, state in logs_named(folder).items():
         if origin != trust.log.origin:
             said.append(f"{trust.path} has another log than the one that was kept when {state} was saved; restore it.")

@@ -62,7 +62,9 @@ class Roster:
             return OPERATOR
         found = next((name for name, key in self.clients.items() if key.id == key_id), None)
         if found is None:
-            raise UnfedError(f"The key {key_id[:16]}… belongs to nobody on the roster; ask the operator to enter it.")
+            raise UnfedError(
+                f"The key {key_id[:16]}… belongs to no client on the roster; ask the operator to enter it."
+            )
         return found
 
 
@@ -85,9 +87,9 @@ def opened_roster(signed: Envelope, operator: PublicKey, what: str = "roster") -
         clients = {str(name): PublicKey(pem) for name, pem in value["clients"].items()}
         found = Roster(str(value["business-id"]), PublicKey(value["operator"]), clients, str(value["issued-at"]))
     except (KeyError, TypeError, AttributeError) as error:
-        raise UnfedError("The roster lacks business-id, operator, clients or issued-at; sign it anew.") from error
+        raise UnfedError("The roster lacks business-id, operator, clients or issued-at; sign it again.") from error
     if found.operator.id != operator.id:
-        raise UnfedError("The roster names another operator than the one who signed it; sign it anew.")
+        raise UnfedError("The roster names another operator than the one who signed it; sign it again.")
     return found
 
 

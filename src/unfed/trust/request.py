@@ -8,7 +8,7 @@
 
 Single samples are not named in what is signed. The commitment is SHA-256(salt ‖ canonical(samples)); salt and samples
 are a file of their own, the *opening*, that goes to the operator beside the request. He holds it against the commitment
-once, keeps what he needs to leave the rows out, and writes the salt down nowhere: without it nobody can try out which
+once, keeps what he needs to leave the rows out, and writes the salt down nowhere: without it no one can try out which
 samples a commitment in the log is about.
 
     acknowledgement = {"request": the whole signed request, "received-at": …, "expected_by": one month later,
@@ -48,7 +48,7 @@ REGIMES = ("gdpr", "ccpa", "voluntary")
 LASTS = timedelta(days=30)
 """How long a request can be handed in, unless it says otherwise."""
 AHEAD = timedelta(minutes=5)
-"""How far the clock of whoever signs may be ahead of the operator's."""
+"""How far the signer's clock may be ahead of the operator's."""
 _SECOND = "%Y-%m-%dT%H:%M:%SZ"
 _SALT = 32
 
@@ -99,7 +99,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a commitment to samples hides: to be given to the operator, and to nobody else."""
+    """What a commitment to samples hides: to be given to the operator, and to no one else."""
 
     samples: Samples
     salt: bytes
@@ -177,24 +177,24 @@ def read(raw: Any) -> Asked:
         raise UnfedError(f"A signed request has exactly {', '.join(FIELDS)}, scope, model and log; sign it again.")
     for name in (*FIELDS, *({"log"} & set(raw))):
         if not isinstance(raw[name], str) or not 0 < len(raw[name]) <= 200:
-            raise UnfedError(f"The request's {name} is {str(raw[name])[:60]!r}, not a short text; sign it anew.")
+            raise UnfedError(f"The request's {name} is {str(raw[name])[:60]!r}, not a short text; sign it again.")
     check_id(raw["agent-request-id"], "agent-request-id")
     for name, allowed in (("drp.version", ("1.0",)), ("exercise", ("deletion",)), ("regime", REGIMES)):
         if raw[name] not in allowed:
             raise UnfedError(f"The request's {name} is {raw[name][:60]!r}; it must be {listed(allowed)}.")
     issued, expires = (_moment(raw[name], name) for name in ("issued-at", "expires-at"))
     if expires <= issued:
-        raise UnfedError("The request expires before it is issued; sign it anew with a later --expires.")
+        raise UnfedError("The request expires before it is issued; sign it again with a later --expires.")
     model = raw["model"]
     if model is not None and not _is_digest(model):
-        raise UnfedError(f"The request's model is {str(model)[:60]!r}, no SHA-256 in 64 hex digits; sign it anew.")
+        raise UnfedError(f"The request's model is {str(model)[:60]!r}, no SHA-256 in 64 hex digits; sign it again.")
     names = ("agent-request-id", "agent-id", "business-id", "issued-at", "expires-at", "regime")
     name, agent, business, at, until, regime = (raw[name] for name in names)
     return Asked(name, agent, business, at, until, regime, _scope(raw["scope"]), model, raw.get("log"))
 
 
 def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Asked:
-    """The request in an envelope, if somebody on the roster signed it who may ask for it, in time.
+    """The request in an envelope, if someone on the roster signed it who may ask for it, in time.
 
     That it was not handed in before is not known here: the log knows.
     """
@@ -212,7 +212,7 @@ def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Ask
         raise NotBelieved("business", f"The request is addressed to another operator ({asked.business!r}): refused.")
     at = moment or now()
     if asked.expires < at:
-        raise NotBelieved("expired", f"The request has expired at {asked.expires}; have it signed anew.")
+        raise NotBelieved("expired", f"The request has expired at {asked.expires}; have it signed again.")
     ahead = (datetime.strptime(at, _SECOND) + AHEAD).strftime(_SECOND)
     if asked.issued > ahead:
         raise NotBelieved("early", f"The request was issued at {asked.issued}, which is to come; check both clocks.")
@@ -225,14 +225,16 @@ def refuse_if_not_its_own(asked: Asked) -> None:
     if asked.agent == OPERATOR:
         return
     if asked.kind == "classes":
-        raise NotBelieved("not its own", "A class is nobody's own data: a request for it needs the operator's key.")
+        raise NotBelieved(
+            "not its own", "A class is not one client's own data: a request for it needs the operator's key."
+        )
     owners = asked.scope["clients"] if asked.kind == "clients" else [asked.scope["samples"]["client"]]
     if owners != [asked.agent]:
         raise NotBelieved("not its own", f"Client {asked.agent!r} asks for data of {listed(owners)}, not its own.")
 
 
 def _scope(raw: Any) -> Mapping[str, Any]:
-    wrong = UnfedError("The request's scope is not exactly one of clients, classes or samples; sign it anew.")
+    wrong = UnfedError("The request's scope is not exactly one of clients, classes or samples; sign it again.")
     if not isinstance(raw, Mapping) or len(raw) != 1:
         raise wrong
     (kind, what), *_ = raw.items()
@@ -254,7 +256,7 @@ def _moment(text: str, name: str) -> str:
             return text
     except ValueError:
         pass
-    raise UnfedError(f"The request's {name} is {text[:60]!r}, no moment like 2026-01-31T12:00:00Z; sign it anew.")
+    raise UnfedError(f"The request's {name} is {text[:60]!r}, no moment like 2026-01-31T12:00:00Z; sign it again.")
 
 
 def _is_digest(text: Any) -> bool:

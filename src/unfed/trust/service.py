@@ -190,8 +190,8 @@ def _pages(app: FastAPI, intake: Intake) -> None:
     def queue() -> str:
         rows = intake.queue()
         working = any(row.state == "in_progress" for row in rows)
-        told = {"rows": rows, "in_force": intake.in_force(), "working": working, "name": intake.run.folder.path.name}
-        return environment().get_template("queue.html.j2").render(**told, date=date_text, at=now())
+        said = {"rows": rows, "in_force": intake.in_force(), "working": working, "name": intake.run.folder.path.name}
+        return environment().get_template("queue.html.j2").render(**said, date=date_text, at=now())
 
     @app.get("/requests/{name}", response_class=HTMLResponse)
     def story(name: str) -> str:
@@ -207,10 +207,10 @@ def _refusals(app: FastAPI) -> None:
 
     @app.exception_handler(UnfedError)
     async def refused(request: Request, error: UnfedError) -> Response:
-        told: dict[str, Any] = {"error": str(error)}
+        said: dict[str, Any] = {"error": str(error)}
         if isinstance(error, NotBelieved):
-            return JSONResponse({**told, "reason": error.reason}, 403)
-        return JSONResponse(told, 404 if isinstance(error, Unknown) else 413 if isinstance(error, TooLarge) else 400)
+            return JSONResponse({**said, "reason": error.reason}, 403)
+        return JSONResponse(said, 404 if isinstance(error, Unknown) else 413 if isinstance(error, TooLarge) else 400)
 
     @app.exception_handler(404)
     async def nowhere(request: Request, error: Exception) -> Response:
@@ -304,7 +304,7 @@ class Listener:
         self._server = uvicorn.Server(config)
 
     def listen(self) -> None:
-        """Answer until told to stop."""
+        """Answer until stopped."""
         with self._worker.working() if self._worker else contextlib.nullcontext():
             self._server.run(sockets=[self._socket])
 
@@ -345,7 +345,7 @@ class ResumeWorker:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Work as long as this lasts; what is under way then is told to save and end."""
+        """Work as long as this lasts; what is under way then is asked to save and end."""
         thread = threading.Thread(target=self._loop, daemon=True)
         self._called.set()
         thread.start()

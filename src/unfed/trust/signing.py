@@ -75,7 +75,9 @@ def canonical_value(data: bytes, what: str) -> Any:
     except UnfedError:  # it has no canonical form
         same = False
     if not same:
-        raise UnfedError(f"The {what} is not written as RFC 8785 has it, so others could read it otherwise; sign anew.")
+        raise UnfedError(
+            f"The {what} is not written as RFC 8785 has it, so others could read it otherwise; sign again."
+        )
     return value
 
 

@@ -250,24 +250,24 @@ class LogCopy:
 
     def about(self, request: str, kind: str) -> list[int]:
         """The places of the leaves of a type about a request."""
-        both = ((place, told) for place, told in enumerate(self.leaves) if told.get("request") == request)
-        return [place for place, told in both if told["type"] == kind]
+        both = ((place, noted) for place, noted in enumerate(self.leaves) if noted.get("request") == request)
+        return [place for place, noted in both if noted["type"] == kind]
 
     def superseded(self, request: str) -> list[str]:
         """The older requests for the same data whose place a request took, the newest first."""
         names = [request]
-        for told in reversed(self.leaves):
-            if told["type"] == "state" and told.get("superseded") in names:
-                names.append(name(told["request"], "id of an older request"))
+        for noted in reversed(self.leaves):
+            if noted["type"] == "state" and noted.get("superseded") in names:
+                names.append(name(noted["request"], "id of an older request"))
         return list(dict.fromkeys(names[1:]))
 
     def trained(self, after: int) -> list[int]:
         """The rounds after a place in which clients trained; 0 is what a method begins with."""
-        return [n for n, told in self.rounds(after + 1, len(self.lines)).items() if told["round"] > 0]
+        return [n for n, noted in self.rounds(after + 1, len(self.lines)).items() if noted["round"] > 0]
 
     def rounds(self, first: int, last: int) -> dict[int, dict[str, Any]]:
         """The rounds from one place up to another, by their places."""
-        return {n: told for n, told in enumerate(self.leaves[first:last], first) if told["type"] == "round"}
+        return {n: noted for n, noted in enumerate(self.leaves[first:last], first) if noted["type"] == "round"}
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Served:
 def served(log: LogCopy, request: Any, model: str, gate: Any) -> Served:
     """Where the log says that this model came into force for this request."""
     own = request["id"]
-    about = [place for place, told in enumerate(log.leaves) if told.get("request") == own]
+    about = [place for place, noted in enumerate(log.leaves) if noted.get("request") == own]
     need(about, "The log says nothing of this request; ask for the evidence again.")
     first, forced = about[0], [n for n in log.about(own, "in-force") if log.leaves[n]["model"] is not None]
     need(forced, "The log does not say that a model came into force for this request.")
@@ -294,13 +294,13 @@ def served(log: LogCopy, request: Any, model: str, gate: Any) -> Served:
     need(at == request["fulfilled"], "The log says another date than the findings for when the model came into force.")
     states = [log.leaves[place]["state"] for place in log.about(own, "state")]
     need(states[-1:] == ["fulfilled"], "The log does not say that this request is fulfilled.")
-    carrying = any(told["model"] == model for told in log.rounds(0, first + 1).values())
+    carrying = any(noted["model"] == model for noted in log.rounds(0, first + 1).values())
     need(not carrying, "This model was there before the request: a round up to it ends in the same one.")
     gates = [log.leaves[place] for place in log.about(own, "gate")][-1:]
     said = [[{one["name"]: one["verdict"] for one in gate["checks"]}, gate["accepted"] is not None]] if gate else []
     same = said == [[one["checks"], one["accepted"]] for one in gates]
     need(same, "The log says another outcome of the gate than the findings.")
-    made = [told for told in log.rounds(first, forced[0]).values() if told["model"] == model]
+    made = [noted for noted in log.rounds(first, forced[0]).values() if noted["model"] == model]
     before = log.leaves[0].get("models-before")
     older = isinstance(before, list) and model in before
     need(made or older, "No round of the log after the request ends in this model: it was made without the log.")
@@ -309,12 +309,12 @@ def served(log: LogCopy, request: Any, model: str, gate: Any) -> Served:
 
 def signer(log: LogCopy, answer: Any) -> tuple[Any, bool, str]:
     """The signed request in an answer, whether its client is shown to have signed it, and who did."""
-    told = parsed(base64.b64decode(answer["request"]["payload"], validate=True))
-    agent = name(told["agent-id"], "name of who asks")
+    noted = parsed(base64.b64decode(answer["request"]["payload"], validate=True))
+    agent = name(noted["agent-id"], "name of who asks")
     if agent == OPERATOR:
         return opened(answer["request"], REQUEST, log.keys, "request"), False, "the operator signed it, not the client"
     if (proof := answer.get("signer")) is None:  # an older log, whose roster commits to no keys
-        return told, False, "no roster in this log binds the client's key"
+        return noted, False, "no roster in this log binds the client's key"
     key = public(proof["key"])
     entry, members = f"{key_id(key)} {agent}".encode(), log.leaves[proof["leaf"]]
     there = members["type"] == "roster" and 0 <= proof["leaf"] < answer["leaf"]
@@ -348,10 +348,10 @@ def acknowledged(log: LogCopy, envelope: Any, request: Any) -> tuple[Any, bool, 
     same = same and (scope["count"] == request["samples"] if kind == "samples" else scope == named)
     need(same, "The findings speak of other data than the signed request asks to delete.")
     received, issued = moment(answer["received-at"], "receipt"), moment(asked["issued-at"], "the signed request")
-    until, told = moment(asked["expires-at"], "the request's end"), moment(request["asked"], "the request")
+    until, noted = moment(asked["expires-at"], "the request's end"), moment(request["asked"], "the request")
     fits = log.leaves[place]["at"] == answer["received-at"] and answer["expected_by"] == month_later(received)
     need(fits, "The acknowledgement has other dates than the log, or is due later than in one month.")
-    in_time = issued - AHEAD <= told <= received <= until
+    in_time = issued - AHEAD <= noted <= received <= until
     need(in_time, "The findings say another date of the request than was signed.")
     return answer, proven, who
 
@@ -359,8 +359,8 @@ def acknowledged(log: LogCopy, envelope: Any, request: Any) -> tuple[Any, bool, 
 def absent_since(log: LogCopy, found: Served, proof: Any) -> tuple[int, int | None]:
     """In how many later rounds a pseudonym took no part, and the round that was under way, if any."""
     who, rounds, under_way = bytes.fromhex(proof["pseudonym"]), log.rounds(found.first + 1, len(log.leaves)), None
-    for place, told in rounds.items():
-        members, job = told["participants"], (told.get("request"), told["method"])
+    for place, noted in rounds.items():
+        members, job = noted["participants"], (noted.get("request"), noted["method"])
         shown = absent(who, proof["absences"].get(members["root"]), members)
         own = found.made is not None and job == (found.made.get("request"), found.made["method"])
         if not shown and place == min(rounds) and not own:
@@ -374,9 +374,9 @@ def took_part(log: LogCopy, found: Served, proof: Any) -> int | None:
     """A round before the request in which a pseudonym took part, if the bundle shows one."""
     if (before := proof["before"]) is None:
         return None
-    told, member = log.leaves[before["leaf"]], leaf(bytes.fromhex(proof["pseudonym"]))
-    shown = 0 <= before["leaf"] < found.first and told["type"] == "round" and told["round"] > 0
-    members = told["participants"]
+    noted, member = log.leaves[before["leaf"]], leaf(bytes.fromhex(proof["pseudonym"]))
+    shown = 0 <= before["leaf"] < found.first and noted["type"] == "round" and noted["round"] > 0
+    members = noted["participants"]
     shown = shown and climbed(member, before["place"], members["size"], before["path"]).hex() == members["root"]
     need(shown, "The bundle does not show that the leaver took part before; ask for it again.")
     return int(before["leaf"])
@@ -393,8 +393,8 @@ def participation(log: LogCopy, found: Served, proofs: Any, request: Any, answer
         since = f"request (leaf {found.first})" if under_way is None else f"round under way at leaf {under_way}"
         name = f"Client {client!r}, under the pseudonym {proof['pseudonym'][:16]}…, trained"
         before = took_part(log, found, proof)
-        told = "" if before is None else f"; it trained before, in the round at leaf {before}"
-        yield before is not None, f"{name} in none of the {rounds} rounds after its {since}{told}."
+        noted = "" if before is None else f"; it trained before, in the round at leaf {before}"
+        yield before is not None, f"{name} in none of the {rounds} rounds after its {since}{noted}."
 
 
 def described(path: Path) -> tuple[str, str]:
@@ -509,7 +509,7 @@ def from_log(log: LogCopy, said: Any, model: str, found: Shown) -> Shown:
         why = "the proof was purged with the client's pseudonym" if log.about(request["id"], "purge") else why
     else:
         each = list(participation(log, came, said["participation"], request, answer))
-        proven, absent = [*proven, *(told for _, told in each)], all(shown for shown, _ in each)
+        proven, absent = [*proven, *(noted for _, noted in each)], all(shown for shown, _ in each)
         why = f"{len(log.trained(came.first))} rounds" if absent else why
     return replace(found, proven=[*found.proven, *proven], asked=(asked, who), absent=(absent, why), dates=dates)
 
@@ -520,8 +520,8 @@ def the_model(model: Path, named: Any, form: Any) -> str:
     need(given != named.get("model before"), f"{model} is the model before the request, which still carries it.")
     need(given == named["model"], f"{model} is another model ({given}) than the one of this evidence.")
     need(form in (None, own), f"{model} is this evidence's model with other types or shapes: changed.")
-    told = "; of its types and shapes this evidence says nothing" if form is None else ""
-    return f"{model} is the model that this evidence is about ({given}){told}."
+    noted = "; of its types and shapes this evidence says nothing" if form is None else ""
+    return f"{model} is the model that this evidence is about ({given}){noted}."
 
 
 def shown(data: bytes, keys: Sequence[Any], kept_log: bytes | None, model: Path | None) -> Shown:

@@ -1,4 +1,4 @@
-"""What can be downloaded, from where, and how it is told that it is the real thing.
+"""What can be downloaded, from where, and how one knows that it is the real thing.
 
     catalogue(root)      every data set that has a name, and where it lies under the root
     verify(name, root)   read all of it: published checksums where they exist, counts everywhere
@@ -258,9 +258,8 @@ def _check_contents(entry: DatasetEntry, folder: Path) -> int:
 def _compare(entry: DatasetEntry, path: Path, found: str, published: str) -> None:
     if found != published:
         raise UnfedError(
-            f"The content of {path} has the checksum {found}, published is {published}; it is damaged or not the"
-            f" original: delete {path.parent} and run"
-            f" `unfed data download {entry.name} --root DIR`, with the data root that holds it."
+            f"The content of {path} has the checksum {found}, published is {published}; delete {path.parent} and run"
+            f" `unfed data download {entry.name} --root DIR`."
         )
 
 
@@ -270,7 +269,7 @@ def _check_counts(entry: DatasetEntry, folder: Path, parts: list[Tensor]) -> Non
     present = len(torch.unique(torch.cat(parts)))
     if found != expected or present != entry.classes:
         raise UnfedError(
-            f"The data set in {folder} has {' + '.join(map(str, found))} images of {present} classes,"
-            f" {entry.name} has {' + '.join(map(str, expected))} of {entry.classes}; delete the folder and run"
-            f" `unfed data download {entry.name} --root DIR`, with the data root that holds it."
+            f"The data set in {folder} has {' + '.join(map(str, found))} images of {present} classes, {entry.name} has"
+            f" {' + '.join(map(str, expected))} of {entry.classes}; delete the folder and run `unfed data download"
+            f" {entry.name} --root DIR`."
         )

@@ -122,8 +122,8 @@ def _binary(layout: Layout, path: Path) -> tuple[Bytes, Bytes]:
     record = layout.label_bytes + PIXELS
     if raw.size == 0 or raw.size % record:
         raise UnfedError(
-            f"The file {path} has {raw.size} bytes, which is no whole number of {layout.name} records of {record};"
-            " it is truncated or of another data set: download it again."
+            f"The file {path} has {raw.size} bytes, which is no whole number of {layout.name} records of {record}; it"
+            " is damaged: download it again."
         )
     rows = raw.reshape(-1, record)
     return np.ascontiguousarray(rows[:, layout.label_bytes :]), rows[:, layout.label_bytes - 1].copy()
@@ -213,8 +213,8 @@ def unpickle(data: bytes, path: Path) -> Any:
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except _Refused as error:
         raise UnfedError(
-            f"The pickle {path} asks for {error}, which no CIFAR batch needs, so it was refused and nothing of it ran;"
-            " delete it and download the data set again."
+            f"The pickle {path} asks for {error}, which no CIFAR batch needs; nothing of it ran: delete it and download"
+            " the data set again."
         ) from error
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UnfedError(

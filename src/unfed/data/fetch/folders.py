@@ -243,7 +243,7 @@ def _file(root: Path | None, package: str, name: str, distribution: str) -> Path
 def tokens(text: str, length: int = LENGTH, vocabulary: int = VOCABULARY) -> list[int]:
     """A text as token ids: its first and its last words, each by a checksum of it; 0 is padding.
 
-    A checksum needs no list of words, so none stays behind in which the words of somebody who left would stand.
+    A checksum needs no list of words, so none stays behind in which the words of someone who left would stand.
     """
     words = _WORD.findall(text.lower().replace("<br />", " "))
     if len(words) > length:

@@ -152,8 +152,8 @@ def stacked_block_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of a stack's block: dx (or nothing), dw, dγ and dβ.
 
-    dw has db as its last row, in partial sums [parts, C, KH·KW·J + 1, O]; (dγ, dβ) come per image [2, C, B, O]: whoever
-    asked adds them up, in the kernel that uses them.
+    dw has db as its last row, in partial sums [parts, C, KH·KW·J + 1, O]; (dγ, dβ) come per image [2, C, B, O] and are
+    added up in the kernel that uses them.
 
     `x` is the input as it was laid out, `turned` [C, KH·KW·O, J] the kernel turned around (square, where dx is wanted),
     `padding` what dx leaves out.

@@ -40,7 +40,7 @@ def insert(graph: Graph, before: Node, function: Any, *arguments: Any) -> Any:
 
 
 def replace(graph: Graph, node: Node, result: Any) -> None:
-    """Whoever used the node uses the result; where the node makes several tensors, each of them."""
+    """Users of the node use the result; where the node makes several tensors, each of them."""
     if isinstance(result, Node):
         node.replace_all_uses_with(result)
     else:
@@ -49,7 +49,7 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
             found = result[place] if place < len(result) else None
             if found is not None:
                 user.replace_all_uses_with(found)
-            graph.erase_node(user)  # what nobody asked for has no users
+            graph.erase_node(user)  # what no one asked for has no users
     graph.erase_node(node)
 
 

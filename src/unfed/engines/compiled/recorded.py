@@ -6,7 +6,7 @@ It is traced, rewritten, compiled and captured in a CUDA graph.
 
 The recorded step reads its place from a counter on the device and picks its own rows, so a whole epoch is the same
 graph replayed, with no launch, no copy and no Python in between. Rates and penalties are tensors, so a schedule does
-not record anew. A client that has finished while others go on is frozen by `where`; when half of the stack has
+not record again. A client that has finished while others go on is frozen by `where`; when half of the stack has
 finished, a graph of half the width takes over.
 
 Tracing happens below Python (`make_fx`): whatever the step calls, objectives, `vmap`, autograd, arrives as one flat
@@ -61,7 +61,7 @@ TABLE = 1024
 
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
-# What the compiler is told; the graph around the step is captured here, so it must not make its own.
+# What the compiler gets; the graph around the step is captured here, so it must not make its own.
 OPTIONS: Options = {"triton.cudagraphs": False}
 # And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
 WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
@@ -103,7 +103,7 @@ def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def options_for(module: Any) -> Options:
-    """What the compiler is told about this step, as far as its version knows of it."""
+    """What the compiler gets for this step, as far as its version knows of it."""
     from torch._inductor import list_options
 
     normed = any(n.target is torch.ops.aten.native_layer_norm_backward.default for n in module.graph.nodes)
@@ -148,7 +148,7 @@ class Deck:
         return self._steps[shape]
 
     def dealing(self) -> Callable[[], object]:
-        """Shuffles anew for the clients that begin a pass, as `visit` says.
+        """Shuffles again for the clients that begin a pass, as `visit` says.
 
         Recording it writes into the buffers.
         """
@@ -204,7 +204,7 @@ class Deck:
             return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))
 
     def _shuffle(self, now: dict[str, Any]) -> None:
-        """`BatchDealer.turn`, for whoever begins a pass."""
+        """`BatchDealer.turn`, for anyone who begins a pass."""
         keys, epochs, begins, labels = now["visit"]
         once = labels if self._phase.objective.get("once", False) else None
         fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
@@ -282,7 +282,7 @@ class Replay(StackedPhase):
                 visit[1:3] = 0
                 visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
                 visit[2, begins] = 1
-                # From ordinary memory the driver takes its own copy first, so nobody waits and `visit` can be reused.
+                # From ordinary memory the driver takes its own copy first, so no one waits and `visit` can be reused.
                 deck.buffers["visit"].copy_(visit, non_blocking=True)
                 deal()
             deck.record(shape)()
@@ -316,7 +316,7 @@ class Replay(StackedPhase):
     def _shape(self, t: int) -> Shape:
         """Which recorded step serves step t.
 
-        It is told by the stack's width, halved while that saves work, and the batch's width.
+        The stack's width says it, halved while that saves work, and the batch's width.
 
         Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
         full batches have a recording without them where a model has such statistics, and nowhere else.

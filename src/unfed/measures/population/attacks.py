@@ -1,6 +1,6 @@
 """Membership attacks on a population: fitted on one half of its models, asked about the other.
 
-U-LiRA, RMIA, IAM     scores of every (model, row); are unlearned models told from Retrains?   AUC, TPR at low FPR
+U-LiRA, RMIA, IAM     scores of every (model, row); do unlearned models differ from Retrains?   AUC, TPR at low FPR
 LiRA, RMIA            how high forgotten rows stand among held-out rows of the same model, beside Retrain's
 SVC efficacy, entropy one number per model; the difference to Retrain's
 
@@ -102,8 +102,8 @@ def fit_lira(unlearned: Floats, retrained: Floats) -> Gaussians:
     fewest = min(len(unlearned), len(retrained))
     if fewest < LIRA_FEWEST:
         raise UnfedError(
-            f"U-LiRA takes a spread over models and was given {fewest} a side to fit; it takes at least {LIRA_FEWEST},"
-            f" so {2 * LIRA_FEWEST} models of each kind: `unfed population … --models {2 * LIRA_FEWEST}`."
+            f"U-LiRA needs at least {LIRA_FEWEST} models a side and was given {fewest}; run `unfed population …"
+            f" --models {2 * LIRA_FEWEST}`."
         )
     return Gaussians(*_moments(unlearned), *_moments(retrained))
 

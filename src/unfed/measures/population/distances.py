@@ -71,7 +71,7 @@ def _own_and_others(logits: NDArray[Any], labels: NDArray[Any]) -> tuple[Floats,
             f"Logits are [models, rows, classes] with a label per row, not {values.shape} and {own.shape}."
         )
     if values.shape[1] == 0:
-        raise UnfedError("The forget set is empty, so nothing can be told of it; ask for rows that are there.")
+        raise UnfedError("The forget set is empty, so nothing can be measured; ask for rows that are there.")
     if values.shape[2] < 2:
         raise UnfedError("There is only one class, so every model answers alike; the attacks need two.")
     if not np.isfinite(values).all():

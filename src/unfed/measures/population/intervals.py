@@ -115,8 +115,8 @@ def too_few(fpr: float, models: int, rows: int, groups: int = 2) -> Value | None
         return None
     enough = groups * math.ceil(needed / rows)
     return not_measured(
-        f"a TPR at {100 * fpr:g} % FPR takes {needed:,} scores of Retrains, and {models} judged models of {rows}"
-        f" forgotten rows give {models * rows:,}; it takes {enough} models (`unfed population … --models {enough}`)"
+        f"a TPR at {100 * fpr:g} % FPR takes {needed:,} scores of Retrains, and {models} models of {rows} rows give"
+        f" {models * rows:,}; run `unfed population … --models {enough}`"
     )
 
 

@@ -245,8 +245,8 @@ class Judge:
         models = len(retrained)
         if models < FEWEST:
             raise UnfedError(
-                f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about"
-                f" the other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
+                f"A population of {models} is too small to be judged: it takes at least {FEWEST} models; run `unfed"
+                f" population … --models {FEWEST}`, better 32."
             )
         self._population, self._retrained = population, retrained
         self._rows, self._effort = rows or ForgottenRows.by_label(labels), effort or Resampling()

@@ -2,7 +2,7 @@
 
     flip         the public inverse of the perturbation                                        no data, no training
     lift         the head's bias of a forgotten class raised as far as the others allow         no data, no training
-    realign      layers turned back or drawn anew and fitted on a few retained rows; mixing matrices fitted
+    realign      layers turned back or drawn afresh and fitted on a few retained rows; mixing matrices fitted
     resurface    some more passes over retained data alone
     relearn      a few forgotten rows mixed in at a low rate
     triggers     a planted backdoor taught again with five stamped rows of those who stay

@@ -54,7 +54,7 @@ INVERSES = {
     "rotate-270": "rotate-90",
 }
 REDRAWN = {"orthogonal": unmixed, "noise": denoised}
-"""What takes a draw back for whoever can make it again."""
+"""What takes a draw back for anyone who can make it again."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Realign: turn layers back or draw them anew, and fit them on a few retained rows.
+"""Realign: turn layers back or draw them afresh, and fit them on a few retained rows.
 
 Does the leaver return?
 
@@ -18,7 +18,7 @@ The attack on a sealed model itself: find the mixing again.
     min over M_ℓ of   mean CE(θ with M_ℓ·W_ℓ in all hidden layers; n retained rows)  +  λ Σ_ℓ ‖M_ℓ M_ℓᵀ − I‖² / rows
 
 If W_ℓ = Q_ℓ·W*_ℓ and recovery moved little, then M_ℓ = Q_ℓᵀ gives θ* back, leaver and all. Q is orthogonal, so M is
-kept near the orthogonal matrices; the draw is unknown, so the fit starts anew several times: from the identity, then
+kept near the orthogonal matrices; the draw is unknown, so the fit starts again several times: from the identity, then
 from random rotations. `side` says whether the output or the input channels are mixed.
 
 resurface: some more passes over retained data alone; does what was forgotten come up again?
@@ -128,7 +128,7 @@ def _rotation(size: int, seed: int) -> Tensor:
     return uniform_orthogonal(torch.randn(size, size, generator=rng.generator(seed), dtype=torch.float64))
 
 
-# --- realign: turn layers back or draw them anew, and fit them on a few retained rows ---------------------------------
+# --- realign: turn layers back or draw them afresh, and fit them on a few retained rows -------------------------------
 
 
 USABLE_WITHIN = 5.0

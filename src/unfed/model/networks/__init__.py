@@ -6,7 +6,7 @@ There are a small CNN family, three standard ones with torchvision's parameter n
 
 `resnet18`, `vit-b-16` and `efficientnet-b0` have torchvision's names, order, shapes and initialisation, so that its
 checkpoints load and the paper's parameter indices hold; their `-tiny` variants are the same code in a size for tests.
-A module of your own is named `package.module:factory`; the factory is called anew for every fresh model, which is
+A module of your own is named `package.module:factory`; the factory is called again for every fresh model, which is
 what makes "a model that never saw the data" possible.
 
 The class attribute `head_name` says which submodule turns features into logits.

@@ -5,7 +5,7 @@ They are one call so that an engine that knows a better way to compute them can 
     block(x, conv, norm, relu, pool) = pool(relu(norm(conv(x))))
     attend(projected, heads)         = softmax(q kᵀ / √d) v        of every head; q, k, v side by side in `projected`
 
-Networks call these instead of the layers. `computed_by` offers them to somebody else first; no network knows of it.
+Networks call these instead of the layers. `computed_by` offers them to someone else first; no network knows of it.
 
 Stochastic depth (Huang et al., ECCV 2016).
 
@@ -39,7 +39,7 @@ _ways: list[dict[str, Better]] = []
 
 
 def block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor:
-    """The four layers one after another, unless somebody has a better way."""
+    """The four layers one after another, unless someone has a better way."""
     found = _offered("block", x, conv, norm, relu, pool)
     out: Tensor = pool(relu(norm(conv(x)))) if found is None else found
     return out

@@ -53,8 +53,8 @@ class ResNet(nn.Module):
         super().__init__()
         if not widths or len(widths) != len(blocks) or min(*widths, *blocks) < 1:
             raise UnfedError(
-                f"A ResNet needs as many blocks as widths, each at least 1, not {list(blocks)} and {list(widths)};"
-                " try widths = [64, 128, 256, 512] and blocks = [2, 2, 2, 2]."
+                f"A ResNet needs as many blocks as widths, each at least 1, not {list(blocks)} and {list(widths)}; try"
+                " [2, 2, 2, 2] and [64, 128, 256, 512]."
             )
         self.depth = len(widths)
         self.conv1 = nn.Conv2d(in_channels, widths[0], 7, stride=2, padding=3, bias=False)

@@ -118,13 +118,13 @@ class VisionTransformer(nn.Module):
         super().__init__()
         if min(patch, depth, heads, width, mlp) < 1 or width % heads:
             raise UnfedError(
-                f"A ViT needs patch, depth, heads, width and mlp of at least 1 and a width that its heads divide, not"
-                f" {patch}, {depth}, {heads}, {width} and {mlp}; try 16, 12, 12, 768 and 3072."
+                f"A ViT needs values of at least 1 and a width that heads divides, not patch={patch}, depth={depth},"
+                f" heads={heads}, width={width}, mlp={mlp}; try 16, 12, 12, 768, 3072."
             )
         if size % patch:
             raise UnfedError(
                 f"Images of {size}x{size} cannot be cut into patches of {patch}x{patch}; set data.crop to a multiple of"
-                f" {patch}, or the model's option patch to a divisor of {size}."
+                f" {patch}, or patch to a divisor of {size}."
             )
         self.class_token = nn.Parameter(torch.empty(1, 1, width))
         self.conv_proj = Patches(in_channels, width, patch)

@@ -40,7 +40,7 @@ class Section:
     published: TextTable | None = None
     said: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers of the pictures and tables, for whoever wants to draw them again."""
+    """The numbers of the pictures and tables, for anyone who wants to draw them again."""
 
 
 def no_rehearsal(item: Item, runs: Runs) -> None:

@@ -112,17 +112,17 @@ def cells_of(
 def summary(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """How many cells agree, of each run by itself; a partial run, which was cut short, is not judged."""
     runs = dict.fromkeys(key.rpartition(", ")[0] for key in data)
-    told = []
+    shown = []
     for run in runs:
         own = [row for key, row in data.items() if key.rpartition(", ")[0] == run]
         words = [cell["verdict"] for row in own for cell in row.values()]
         if "partial" in words:
-            told.append(f"{run}: partial, so no verdict.")
+            shown.append(f"{run}: partial, so no verdict.")
             continue
         counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
-        told.append(f"{run}: of {len(words)} cells {', '.join(counts)}.")
+        shown.append(f"{run}: of {len(words)} cells {', '.join(counts)}.")
     marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in ("within", "direction", "disagrees"))
-    return f"{' '.join(told)} {marks}. The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
+    return f"{' '.join(shown)} {marks}. The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
 
 
 _SAID = {

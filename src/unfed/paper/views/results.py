@@ -78,7 +78,7 @@ def lead(name: str, own: ByRule) -> str:
 
     It shows how much of a lead is the choice of the round.
     """
-    told = []
+    noted = []
     for rule, found in own.items():
         gaps = {row.method: row.average_gap.mean for row in found if not (row.is_reference or row.is_before)}
         if "not" not in gaps:
@@ -86,11 +86,11 @@ def lead(name: str, own: ByRule) -> str:
         ours = gaps.pop("not")
         others = {method: value for method, value in gaps.items() if is_measured(value)}
         if not is_measured(ours) or not others:
-            told.append(f"{rule} not measured")
+            noted.append(f"{rule} not measured")
             continue
         best = min(others, key=lambda method: others[method])
-        told.append(f"{rule} {others[best] - ours:+.2f} ({tables.name_of(best)})")
-    return f"{name}: NoT's lead over the best other method in points of average gap: {', '.join(told)}."
+        noted.append(f"{rule} {others[best] - ours:+.2f} ({tables.name_of(best)})")
+    return f"{name}: NoT's lead over the best other method in points of average gap: {', '.join(noted)}."
 
 
 def _gap_text(row: Row) -> str:

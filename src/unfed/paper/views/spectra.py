@@ -51,8 +51,8 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
         drawn.append(pictures.curves(lines, run, "α, share of directions", up, item=item.id, bottom=0.0))
         body += [(run, label, *texts, f"{own['gamma']:.1f}") for label, texts in own["alphas"].items()]
         data[run] = {**own["curves"], "numbers": own["numbers"]}
-        told = ", ".join(f"{key} {value}" for key, value in own["numbers"].items())
-        said.append(f"{run}: {told}; batches and coordinates are the same for every model.")
+        shown = ", ".join(f"{key} {value}" for key, value in own["numbers"].items())
+        said.append(f"{run}: {shown}; batches and coordinates are the same for every model.")
         said += own["said"]
     said.append(
         "In brackets: 95 % of bootstraps over the sets of coordinates. Compare models, do not read single values."

@@ -109,8 +109,8 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     )
     said.append(
         "t is learning rate × steps. Lip is the largest slope of δ at the start, after rounds"
-        f" {', '.join(map(str, PLACES))} and at the end; A / t = ½ |tr ΣΣᵀ∇²L| at the start, ± Hutchinson's standard"
-        " error; corrected keeps the diffusion that the paper's proof drops."
+        f" {', '.join(map(str, PLACES))} and at the end. A / t = ½ |tr ΣΣᵀ∇²L| at the start, ± Hutchinson's standard"
+        " error. Corrected keeps the diffusion that the paper's proof drops."
     )
     said.append(verdict.note(item.published))
     grid = TextTable(header, tuple(body))
