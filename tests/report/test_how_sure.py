@@ -76,7 +76,7 @@ def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict
     cells = dict(zip([column.title for column in COLUMNS], body[1][1], strict=True))
     auc = judged["methods"]["ft"]["attacks"]["u-lira"]["auc"]
     assert cells["U-LiRA AUC"] == f"{auc['value']:.3f} ({auc['low']:.3f} to {auc['high']:.3f})"
-    assert cells["U-LiRA TPR at 0.1 % FPR"] == "not measured (1)" and "it takes 34 models" in notes[0]
+    assert cells["U-LiRA TPR at 0.1 % FPR"] == "not measured (1)" and "--models 34" in notes[0]
     assert "(Retrain " in cells["SVC efficacy"] and cells["U-LiRA AUC, worst slice"].endswith("(class 0)")
 
 
