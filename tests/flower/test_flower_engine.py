@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
+from unfed.flower import transport
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.model.params import Params
+from unfed.remote import spool
 from unfed.remote.client import describe, node_data_of
 from unfed.remote.messages import MEASURE, TRAIN, Ask, Failure, drawn_models, own_part
 from unfed.remote.nodes import Directory, in_order, parse_bound
@@ -87,6 +89,25 @@ def trained(world: World) -> Params:
 def test_a_training_on_flower_is_the_training_here(config: Config, local: World) -> None:
     remote = flower_world(config, grid_of(config), local=local, public=local.public(local.scoped([])))
     assert_same(trained(local), train(remote, 2)[0])
+
+
+def test_large_replies_are_pulled_one_by_one_and_averaged_to_the_same_bits(
+    config: Config, local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "IN_MEMORY", 1)
+    monkeypatch.setattr(spool, "IN_MEMORY", 1)
+    grid, pulled = grid_of(config), list[int]()
+    pull = grid.pull_messages
+
+    def counted(names: Iterable[str]) -> Iterable[Message]:
+        pulled.append(len(list(names)))
+        return pull(names)
+
+    grid.pull_messages = counted  # type: ignore[method-assign]
+    remote = flower_world(config, grid, local=local, public=local.public(local.scoped([])))
+    found, whole = train(remote, 2)[0], train(flower_world(config, grid_of(config), local=local), 2)[0]
+    assert all(tensor.equal(found[name]) for name, tensor in whole.items())
+    assert len(pulled) > 4 and set(pulled) == {1}
 
 
 @pytest.mark.parametrize(("name", "scope"), CASES)

@@ -35,10 +35,12 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
             torch._foreach_add_(sums, deltas)
         else:
             sums = deltas
+        del deltas  # a model's worth of memory
         counters = {name: block.params[name][-1] for name, old in params.items() if not old.is_floating_point()}
     if total == 0:
         raise Refused("There is no update to average; at least one client must answer.")
-    means = list(torch._foreach_add(start, torch._foreach_div(sums, total)))
+    torch._foreach_div_(sums, total)
+    means = list(torch._foreach_add(start, sums))
     if not all_finite(means):
         means = [_convex(blocks, name, total) for name in names]
     return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}

@@ -176,6 +176,12 @@ def shortened(old: Tensor, new: Tensor, factor: Tensor | float) -> Tensor:
     return (old.double() + factor * (new.double() - old.double())).to(new.dtype)
 
 
+_AT_ONCE = 2**23
+"""Numbers of all clients that a coordinate-wise rule looks at together."""
+_STEP = 4096
+"""Coordinates go by multiples of this, so that the sums over clients are the same bits as over the whole tensor."""
+
+
 def _middle(name: str, old: Tensor, blocks: list[Block], drop: int) -> Tensor:
     """θ + the trimmed mean of Δ_k at every coordinate.
 
@@ -183,6 +189,12 @@ def _middle(name: str, old: Tensor, blocks: list[Block], drop: int) -> Tensor:
     """
     if not old.is_floating_point():
         return blocks[-1].params[name][-1]
-    ranked = (torch.cat([block.params[name] for block in blocks]) - old).sort(0).values
-    kept = ranked[drop : len(ranked) - drop]
-    return old + (kept / len(kept)).sum(0)
+    count = sum(len(block.clients) for block in blocks)
+    flat, step = old.reshape(-1), _STEP * max(1, _AT_ONCE // count // _STEP)
+    stacks = [block.params[name].reshape(len(block.clients), -1) for block in blocks]
+    parts = []
+    for first in range(0, max(1, len(flat)), step):  # a few coordinates at a time: not every client's whole tensor
+        own = slice(first, first + step)
+        kept = (torch.cat([stack[:, own] for stack in stacks]) - flat[own]).sort(0).values[drop : count - drop]
+        parts.append(flat[own] + (kept / len(kept)).sum(0))
+    return torch.cat(parts).reshape(old.shape)

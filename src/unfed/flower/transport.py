@@ -6,9 +6,11 @@ Introductions      of any other app: the one question who a node is, which `intr
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,7 +21,9 @@ from flwr.serverapp import Grid
 from unfed.errors import UnfedError
 from unfed.flower.introduction import ALLOW, ANSWER, KEYS, PARTS, QUESTION
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
+from unfed.model.params import tensor_bytes
 from unfed.remote.messages import Ask, Failure, Reply, Unreadable, attempt, said
+from unfed.remote.spool import IN_MEMORY, Spool
 from unfed.remote.transport import Connected, Replies, Speech
 
 log = logging.getLogger("flwr")
@@ -36,6 +40,8 @@ SPEECH = Speech(
 
 NAMED_SINCE = "1.38"
 """The first version of Flower whose servers learn what nodes are registered as."""
+_PAUSES = (0.2, 3.0)
+"""Seconds between two looks for replies: the first, and the longest, which is Flower's own."""
 UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message type: query.unfed")
 """How Flower's client apps, of functions and of a client function, say that they cannot answer who they are."""
 
@@ -72,14 +78,50 @@ class GridTransport:
             Message(contents[node], node, MESSAGE_TYPES[ask.kind], group_id=ask.group, ttl=timeout)
             for node, ask in asks.items()
         ]
-        found: dict[int, Reply | Failure] = {}
-        crossed = list(contents.values())
-        for reply in list(self._grid.send_and_receive(messages, timeout=timeout)) if messages else []:
+        crossed, most = [*map(_packed_bytes, contents.values())], max(map(_largest, asks.values()), default=0)
+        found, spool = dict[int, Reply | Failure](), Spool()
+
+        def take(reply: Message) -> None:
             node = reply.metadata.src_node_id
             if node in asks:
-                found[node] = attempt(partial(_read, reply))
-                crossed += [reply.content] if reply.has_content() else []
-        return Replies(found, sum(map(_packed_bytes, crossed)))
+                answer = attempt(partial(_read, reply))
+                found[node] = answer if isinstance(answer, Failure) else spool.keep(answer)
+                crossed.append(_packed_bytes(reply.content) if reply.has_content() else 0)
+
+        del contents
+        _exchange(self._grid, messages, timeout, max(1, IN_MEMORY // max(1, most)), take)
+        return Replies(found, sum(crossed))
+
+
+def _exchange(
+    grid: Grid, messages: list[Message], timeout: float, at_once: int, take: Callable[[Message], None]
+) -> None:
+    """Send messages, and hand each reply on as it arrives, a few at a time.
+
+    `Grid.send_and_receive` returns all replies together, so that a server holds as many models as it has clients.
+    """
+    until, pause = time.monotonic() + timeout, _PAUSES[0]
+    waiting = [name for name in grid.push_messages(messages) if name] if messages else []
+    messages.clear()
+    while waiting:
+        heard = set[str]()
+        for first in range(0, len(waiting), at_once):
+            for reply in grid.pull_messages(waiting[first : first + at_once]):
+                heard.add(reply.metadata.reply_to_message_id)
+                take(reply)
+                del reply
+            if at_once < len(waiting):
+                gc.collect(1)  # Flower's records refer to each other: without this a reply's memory stays for long
+        waiting = [name for name in waiting if name not in heard]
+        if not waiting or time.monotonic() >= until:
+            return
+        time.sleep(min(pause, max(0.0, until - time.monotonic())))
+        pause = min(2 * pause, _PAUSES[1])
+
+
+def _largest(ask: Ask) -> int:
+    """The bytes of the largest group of tensors in a question; a reply is about as large."""
+    return max(map(tensor_bytes, ask.tensors.values()), default=0)
 
 
 class Introductions:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from torch import Tensor
@@ -35,6 +34,7 @@ from unfed.remote.messages import (
     Packed,
     Reply,
     Unreadable,
+    owned,
     said,
     unknown_type,
     unpacked,
@@ -156,7 +156,7 @@ def _numpy(name: str, array: Packed) -> Tensor:
     size, data = array.size, array.data
     if size is None or not size <= len(data) <= size + _HEADER:
         raise wrong_size(name, array)
-    stream = io.BytesIO(data)
+    stream = io.BytesIO(bytes(data[:_HEADER]))
     try:
         version = npy.read_magic(stream)
         header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -166,4 +166,4 @@ def _numpy(name: str, array: Packed) -> Tensor:
     if inside != array.shape or stored != np.dtype(array.dtype) or len(data) - stream.tell() != size:
         raise Unreadable(f"its {name!r} holds another array than it declares")
     values = np.frombuffer(data, stored, offset=stream.tell()).reshape(array.shape, order="F" if fortran else "C")
-    return torch.from_numpy(values.copy(order="C"))
+    return owned(values)

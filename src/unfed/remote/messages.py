@@ -202,8 +202,13 @@ def _plain(name: str, packed: Packed) -> Tensor:
         raise unknown_type(name, packed)
     if packed.size != len(packed.data):
         raise wrong_size(name, packed)
-    values = np.frombuffer(packed.data, np.dtype(packed.dtype)).reshape(packed.shape)
-    return torch.from_numpy(values.copy())
+    return owned(np.frombuffer(packed.data, np.dtype(packed.dtype)).reshape(packed.shape))
+
+
+def owned(values: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor of these numbers: in place where they lie in a spool's file, else as a copy."""
+    in_place = values.flags.writeable and values.flags.c_contiguous
+    return torch.from_numpy(values if in_place else values.copy(order="C"))
 
 
 def _name(tensor: Tensor) -> str:

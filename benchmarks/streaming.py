@@ -1,0 +1,170 @@
+"""How much memory a Flower server takes while it averages a round, beside stock FedAvg.
+
+    python benchmarks/streaming.py [--megabytes 50] [--replies 20,60,200] [--record FILE.csv]
+
+A grid without nodes makes each reply when it is pulled, as Flower's own grid does, so what is counted is the server's
+memory alone. Each case is a process of its own; `anonymous` is memory that cannot be given back, `file` is what lies
+mapped from the spool's file and goes when memory is short. Both are peaks above what the process had before the round,
+in models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+from unfed.client.plan import Phase, Plan
+from unfed.federation.aggregate import average
+from unfed.flower import Unlearn, negate
+from unfed.flower.transport import SPEECH, GridTransport
+from unfed.remote.engine import Remote
+from unfed.remote.transport import Messenger
+
+
+class Replying(Grid):
+    """Answers every question, when it is pulled, with a model of the same shapes."""
+
+    def __init__(self, nodes: int, like: Mapping[str, torch.Tensor], own: bool) -> None:
+        self.nodes, self.own = nodes, own
+        self.like = dict(ArrayRecord({n: t + 1 for n, t in like.items()}))  # type: ignore[arg-type]
+        self.waiting: dict[str, Message] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a running server app
+
+    def set_run(self, run: Any) -> None:
+        """Nothing to remember."""
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=1)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(1, self.nodes + 1)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for place, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(place)
+            self.waiting[str(place)] = message
+        return list(self.waiting)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.answered(self.waiting.pop(name)) for name in list(message_ids) if name in self.waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def answered(self, question: Message) -> Message:
+        node = question.metadata.dst_node_id
+        # A copy of its own for every reply, and no more: what a client computes is not the server's memory.
+        arrays = ArrayRecord({n: replace(a, data=a.data[:-1] + a.data[-1:]) for n, a in self.like.items()})
+        records: dict[str, Any] = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 10})}
+        if self.own:
+            words = {"digest": str(question.content.config_records["ask"]["digest"])}
+            counts = MetricRecord({"samples": 10, "trained": 10, "forwarded": 0, "dropped": 0})
+            records = {"answer": ConfigRecord(words), "counts": counts, "params": arrays}
+        reply = Message(RecordDict(records), reply_to=question)
+        reply.metadata.__dict__["_src_node_id"] = node
+        return reply
+
+
+class Peak:
+    """The most memory of this process, by kind, while it lasts."""
+
+    def __init__(self) -> None:
+        self.base, self.most, self._on = self.now(), {"RssAnon": 0, "RssFile": 0}, True
+        self._thread = threading.Thread(target=self._look)
+
+    @staticmethod
+    def now() -> dict[str, int]:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return {key: int(line.split()[1]) * 1024 for line in lines for key in ("RssAnon", "RssFile") if key in line}
+
+    def _look(self) -> None:
+        while self._on:
+            now = self.now()
+            self.most = {key: max(self.most[key], now[key] - self.base[key]) for key in now}
+            time.sleep(0.002)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+        self._thread.join()
+
+
+def one(kind: str, replies: int, megabytes: float) -> None:
+    """One round in this process; prints anonymous and file-backed memory in models, and seconds."""
+    torch.set_num_threads(2)
+    like = {f"layer{i}.weight": torch.zeros(int(megabytes * 1e6 / 4 / 10)) for i in range(10)}
+    size, grid = megabytes * 1e6, Replying(replies, like, own=kind == "own")
+    arrays = ArrayRecord({n: t for n, t in like.items()})  # type: ignore[arg-type]
+    begun = time.monotonic()
+    with Peak() as peak:
+        if kind == "own":
+            plan = Plan(0, 1, (Phase(),))
+            names = {str(node): node for node in grid.get_node_ids()}
+            directory = SimpleNamespace(
+                speech=SPEECH, messenger=Messenger(GridTransport(grid), 600.0), look=lambda _: None, node=names.get,
+                silent=lambda _: None, grown=set(),
+            )  # fmt: skip
+            engine = Remote(directory, "", like)  # type: ignore[arg-type]
+            found = [block for block in engine.train(plan, like, list(names), {}) if not hasattr(block, "reason")]
+            assert len(found) == replies, len(found)
+            average(like, found)
+        else:
+            strategy = FedAvg() if kind == "stock FedAvg" else Unlearn(FedAvg, negate(layers=["layer0.weight"]))
+            content = RecordDict({"arrays": arrays, "config": ConfigRecord({})})
+            messages = [Message(content, node, "train") for node in grid.get_node_ids()]
+            strategy.aggregate_train(1, grid.send_and_receive(messages))
+    print(*(f"{peak.most[key] / size:.2f}" for key in ("RssAnon", "RssFile")), f"{time.monotonic() - begun:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=50.0)
+    parser.add_argument("--replies", default="20,60,200")
+    parser.add_argument("--kinds", default="own,stock FedAvg")
+    parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, default=None)
+    options = parser.parse_args()
+    if options.one:
+        one(options.one[0], int(options.one[1]), options.megabytes)
+        return
+    rows = []
+    for kind in options.kinds.split(","):
+        for replies in map(int, options.replies.split(",")):
+            command = [sys.executable, __file__, "--one", kind, str(replies), "--megabytes", str(options.megabytes)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            anonymous, mapped, seconds = done.stdout.split()
+            rows.append(
+                {"server": kind, "replies": replies, "anonymous": anonymous, "file": mapped, "seconds": seconds}
+            )
+            print(rows[-1], flush=True)
+    if options.record:
+        with options.record.open("w", newline="") as out:
+            writer = csv.DictWriter(out, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
