@@ -14,10 +14,12 @@ import argparse
 import csv
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +32,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from unfed.client.plan import Phase, Plan
 from unfed.federation.aggregate import average
-from unfed.flower import Unlearn, negate
+from unfed.flower import Unlearn, negate_arrays, node_with
+from unfed.flower.introduction import ANSWER, QUESTION
 from unfed.flower.transport import SPEECH, GridTransport
 from unfed.remote.engine import Remote
 from unfed.remote.transport import Messenger
@@ -72,6 +75,9 @@ class Replying(Grid):
 
     def answered(self, question: Message) -> Message:
         node = question.metadata.dst_node_id
+        if question.metadata.message_type == QUESTION:
+            who = ConfigRecord({"partition-id": node, "num-partitions": self.nodes + 1})
+            return self.signed(Message(RecordDict({ANSWER: who}), reply_to=question), node)
         # A copy of its own for every reply, and no more: what a client computes is not the server's memory.
         arrays = ArrayRecord({n: replace(a, data=a.data[:-1] + a.data[-1:]) for n, a in self.like.items()})
         records: dict[str, Any] = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 10})}
@@ -79,7 +85,10 @@ class Replying(Grid):
             words = {"digest": str(question.content.config_records["ask"]["digest"])}
             counts = MetricRecord({"samples": 10, "trained": 10, "forwarded": 0, "dropped": 0})
             records = {"answer": ConfigRecord(words), "counts": counts, "params": arrays}
-        reply = Message(RecordDict(records), reply_to=question)
+        return self.signed(Message(RecordDict(records), reply_to=question), node)
+
+    @staticmethod
+    def signed(reply: Message, node: int) -> Message:
         reply.metadata.__dict__["_src_node_id"] = node
         return reply
 
@@ -131,10 +140,15 @@ def one(kind: str, replies: int, megabytes: float) -> None:
             assert len(found) == replies, len(found)
             average(like, found)
         else:
-            strategy = FedAvg() if kind == "stock FedAvg" else Unlearn(FedAvg, negate(layers=["layer0.weight"]))
-            content = RecordDict({"arrays": arrays, "config": ConfigRecord({})})
-            messages = [Message(content, node, "train") for node in grid.get_node_ids()]
-            strategy.aggregate_train(1, grid.send_and_receive(messages))
+            quiet = {"fraction_evaluate": 0.0, "min_available_nodes": 2}
+            strategy = FedAvg(**quiet)
+            if kind == "Unlearn":
+                leaver = node_with(partition_id=0, num_partitions=replies + 1)
+                ledger = f"{tempfile.mkdtemp()}/ledger"
+                strategy = Unlearn(
+                    partial(FedAvg, **quiet), negate_arrays("layer0.weight"), exclude=leaver, ledger=ledger, gone=True
+                )
+            strategy.start(grid, arrays, num_rounds=1)
     print(*(f"{peak.most[key] / size:.2f}" for key in ("RssAnon", "RssFile")), f"{time.monotonic() - begun:.1f}")
 
 

@@ -53,7 +53,7 @@ class Clock:
         return time.monotonic() + self.ahead
 
 
-CLOCK = transport.time = Clock()  # type: ignore[assignment]
+CLOCK = transport.time = Clock()  # type: ignore[assignment,attr-defined]
 
 
 class InProcessGrid(Grid):

@@ -103,7 +103,7 @@ def test_large_replies_are_pulled_one_by_one_and_averaged_to_the_same_bits(
         pulled.append(len(list(names)))
         return pull(names)
 
-    grid.pull_messages = counted  # type: ignore[method-assign]
+    grid.pull_messages = counted  # type: ignore[assignment]
     remote = flower_world(config, grid, local=local, public=local.public(local.scoped([])))
     found, whole = train(remote, 2)[0], train(flower_world(config, grid_of(config), local=local), 2)[0]
     assert all(tensor.equal(found[name]) for name, tensor in whole.items())

@@ -37,7 +37,7 @@ def by_bytes(params: Params) -> Reply:
 
 
 def by_flower(params: Params) -> Reply:
-    return Reply({}, {}, {"params": flower_arrays(ArrayRecord({n: t for n, t in params.items()}))})  # type: ignore[arg-type]
+    return Reply({}, {}, {"params": flower_arrays(ArrayRecord({n: t for n, t in params.items()}))})
 
 
 @pytest.mark.parametrize("made", [by_bytes, by_flower])
