@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
+.PHONY: help demo docs test test-slow test-flower test-flower-short test-flower-version test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -48,6 +48,10 @@ test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with fou
 	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
 
 # An environment of its own: what these libraries bring must not change what the other tests are run with.
+test-flower-version: .venv/dev.stamp  ## the Flower tests under another version, which is then in .venv: FLOWER=1.42.0
+	@$(BIN)/python -m pip install --quiet flwr==$(FLOWER)
+	$(PYTEST) -m 'not flower_processes' tests/flower tests/remote
+
 .venv-zoo/stamp: .venv/dev.stamp
 	@echo "Installing transformers, timm, peft and Lightning into .venv-zoo (once; minutes) ..."
 	@test -x .venv-zoo/bin/python || $(PYTHON) -m venv .venv-zoo

@@ -434,8 +434,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "overlap": ({"retain": (X[10:150], Y[10:150])}, "Row 10 of forget is also row 0 of retain .10 rows are in both.*"),
     "test overlap": ({"test": (X[15:200], Y[15:200])}, "Row 15 of forget is also row 0 of test"),
     "same data set": ({"retain": Subset(Own(X, Y), range(5)), "forget": None}, "forget is a NoneType"),
-    "not a subset": ({"retain": None, "data": RETAIN, "forget": [3, 130]}, "forget names row 130, which is not among"),
-    "negative row": ({"retain": None, "data": RETAIN, "forget": [-1]}, "forget names row -1, which is not among"),
+    "not a subset": (
+        {"retain": None, "data": RETAIN, "forget": [3, 130]},
+        "forget names row 130, but data has the 130 rows 0 to 129",
+    ),
+    "negative row": (
+        {"retain": None, "data": RETAIN, "forget": [-1]},
+        "forget names row -1, but data has the 130 rows 0 to 129",
+    ),
     "everything": ({"retain": None, "data": RETAIN, "forget": list(range(130))}, "forget names every row of data"),
     "nothing": ({"retain": None, "data": RETAIN, "forget": []}, "forget"),
     "short mask": ({"retain": None, "data": RETAIN, "forget": torch.ones(3, dtype=torch.bool)}, "forget is a mask of"),

@@ -88,7 +88,7 @@ def test_the_list_goes_on_when_the_run_is_resumed_and_in_the_run_after_it(left: 
     serve(grid, {"resume-from": str(tmp_path / "next"), "min-nodes": 2, "wait-seconds": 0.01})
     run = serve(grid, short(tmp_path / "third", mode="train", deny=str(tmp_path / "next")))
     assert run.config.deny.clients == ("0", "3") and kinds(grid, 1000) == {"query"}
-    with pytest.raises(UnfedError, match="began with another deny list .*next.; who must stay out is said when"):
+    with pytest.raises(UnfedError, match="began with another deny list .*next., which cannot change; begin a new run"):
         serve(grid, {"resume-from": str(tmp_path / "third"), "deny": str(left), "wait-seconds": 0.01})
 
 

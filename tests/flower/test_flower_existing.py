@@ -412,10 +412,10 @@ NOBODY: dict[str, tuple[Any, str]] = {
     "no id": ([], "exclude is empty"),
     "a partition that is not there": (
         node_with(client="9"),
-        "A node with client=9 is not among the 4 nodes .* name one of partition-id=0, partition-id=1,",
+        "A node with client=9 is not among the 4 connected nodes; name one of partition-id=0, partition-id=1,",
     ),
     "a misspelt name": (registered("nroth"), "A node registered as 'nroth' is not among .* name one of north, or"),
-    "a function that finds nobody": (lambda grid: [], "Whoever the given function finds is not among"),
+    "a function that finds nobody": (lambda grid: [], "A node that the given function finds is not among"),
 }
 
 

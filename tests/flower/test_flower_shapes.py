@@ -92,7 +92,7 @@ def test_why_a_client_app_could_not_say_who_it_is_is_what_the_sentence_says() ->
 
 
 def test_a_name_is_said_as_it_was_given() -> None:
-    with pytest.raises(UnfedError, match="A node with client=Ward North is not among the 4 nodes"):
+    with pytest.raises(UnfedError, match="A node with client=Ward North is not among the 4 connected nodes"):
         SubsetGrid(foreign_grid(), node_with(client="Ward North"), wait=0).settle()
 
 

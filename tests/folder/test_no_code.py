@@ -162,7 +162,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
 OTHERS |= {"request revoke", "verify"}
-OTHERS |= {"keys new", "request sign", "judge"}
+OTHERS |= {"keys new", "request sign", "judge", "bench"}
 """Commands that read neither a config nor a run folder."""
 
 
@@ -183,7 +183,9 @@ def test_every_command_is_walked_and_those_that_read_cannot_be_told_to_run_code(
         *OTHERS,
     }, "a command was added: say here whether it works, reads, takes a config or a name, or none of these"
     able = {name for name, command in found.items() if any("--allow-code" in p.opts for p in command.params)}
-    assert able == WORK.keys() | CONFIGS.keys() | NAMED.keys() | {"withdraw", "purge"}, "what changes a run takes it"
+    assert able == WORK.keys() | CONFIGS.keys() | NAMED.keys() | {"withdraw", "purge", "bench"}, (
+        "what changes a run takes it"
+    )
     for name in READ | LOGGED:
         assert any(p.name in ("run", "runs") for p in found[name].params)
 
@@ -356,6 +358,8 @@ def test_a_methods_name_on_the_command_line_runs_nothing_without_leave(
         assert code == 2 and "names code" in said and not ran(canary), said
         code, said = unfed(*words, name, "--allow-code")
         assert code == 0 and ran(canary), said
+    code, said = unfed("bench", name)  # with leave it would take minutes
+    assert code == 2 and "names code" in said and not ran(canary), said
 
 
 # --- what else is read ------------------------------------------------------------------------------------------------

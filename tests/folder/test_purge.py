@@ -286,7 +286,7 @@ def test_a_purge_that_was_stopped_after_its_tombstones_is_written_down_when_it_i
 
 @pytest.mark.parametrize(
     ("request_id", "says"),
-    [("nobody", "has no request 'nobody'; it has first or second"), ("r1", "belongs to this run's comparison")],
+    [("nobody", "has no request 'nobody'; it has first or second"), ("r1", "was only compared, not served")],
 )
 def test_a_request_that_nothing_was_served_for_is_refused(run: Run, request_id: str, says: str) -> None:
     before = files(run.folder.path)

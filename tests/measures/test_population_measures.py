@@ -168,11 +168,9 @@ def test_weights_are_counts() -> None:
 
 def test_too_few_scores_for_a_tpr_says_how_many_models_it_takes() -> None:
     assert intervals.too_few(0.01, 2, 50) is None
-    assert "takes 20 models" in str(
-        intervals.too_few(0.001, 9, 100)
-    )  # 1,000 scores of 100 rows: 10 judged, twice as many
+    assert "--models 20" in str(intervals.too_few(0.001, 9, 100))  # 1,000 scores of 100 rows: 10 judged, twice as many
     assert intervals.too_few(0.001, 10, 100) is None
-    assert "takes 40 models" in str(intervals.too_few(0.001, 9, 100, groups=4))
+    assert "--models 40" in str(intervals.too_few(0.001, 9, 100, groups=4))
 
 
 def test_the_worst_slice_comes_first_and_a_row_has_an_exposure_of_its_own() -> None:
@@ -545,7 +543,7 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     assert found["models"] == 16 and found["half"] == 8 and found["yardstick"]["quarter"] == 4
     own = found["yardstick"]["attacks"]["u-lira"]["auc"]
     assert own["low"] < 0.5 < own["high"]
-    assert "takes 34 models" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
+    assert "--models 34" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
     assert "takes 68 models" in found["yardstick"]["attacks"]["u-lira"]["tpr_0.001"], "it is cut into four groups"
     assert ft["singles"]["svc"]["retrain"] == found["yardstick"]["singles"]["svc"]
     assert ft["attacks"]["u-lira"]["tpr_0.01"]["value"] > 0.1

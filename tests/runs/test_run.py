@@ -159,7 +159,7 @@ def test_what_changed_since_a_run_was_begun_is_said_and_written_down(
     monkeypatch.setattr("unfed.runs.job.versions", lambda: newer)
     monkeypatch.setitem(revisions.METHODS, "not", 99)
     with pytest.warns(
-        UnfedWarning, match=r"changed \(torch is 99.0, not 2.*; `not` was revised\): .* run the config again"
+        UnfedWarning, match=r"changed \(torch is 99.0, not 2.*; `not` was revised\), .* run the config again"
     ):
         run.forget(Request("leaves", clients=("1",)), "not", 1)
     assert findings(run, served(run))["versions"] == newer

@@ -341,7 +341,7 @@ def named(option: str, names: Collection[str], strict: bool = False) -> Sequence
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     """Each part of an exclusion by itself: each of them must match someone."""
     if callable(exclude) and not isinstance(exclude, Leaver):
-        return (Leaver("the nodes that the given function finds", lambda nodes: exclude(nodes.grid)),)
+        return (Leaver("a node that the given function finds", lambda nodes: exclude(nodes.grid)),)
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
