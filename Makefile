@@ -47,11 +47,11 @@ test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, f
 test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes and in Flower's simulator
 	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
 
-# An environment of its own: what these libraries bring must not change what the other tests are run with.
 test-flower-version: .venv/dev.stamp  ## the Flower tests under another version, which is then in .venv: FLOWER=1.42.0
 	@$(BIN)/python -m pip install --quiet flwr==$(FLOWER)
 	$(PYTEST) -m 'not flower_processes' tests/flower tests/remote
 
+# An environment of its own: what these libraries bring must not change what the other tests are run with.
 .venv-zoo/stamp: .venv/dev.stamp
 	@echo "Installing transformers, timm, peft and Lightning into .venv-zoo (once; minutes) ..."
 	@test -x .venv-zoo/bin/python || $(PYTHON) -m venv .venv-zoo

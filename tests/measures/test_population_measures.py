@@ -544,7 +544,7 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     own = found["yardstick"]["attacks"]["u-lira"]["auc"]
     assert own["low"] < 0.5 < own["high"]
     assert "--models 34" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
-    assert "takes 68 models" in found["yardstick"]["attacks"]["u-lira"]["tpr_0.001"], "it is cut into four groups"
+    assert "--models 68" in found["yardstick"]["attacks"]["u-lira"]["tpr_0.001"], "it is cut into four groups"
     assert ft["singles"]["svc"]["retrain"] == found["yardstick"]["singles"]["svc"]
     assert ft["attacks"]["u-lira"]["tpr_0.01"]["value"] > 0.1
     assert set(found["distributions"]["shares"]) == {"retrain", "before", "not", "ft"}
