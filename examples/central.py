@@ -26,7 +26,7 @@ train, test = (x[:600], y[:600]), (x[600:], y[600:])
 
 # %% [markdown]
 # ## Your own training
-# Nothing here knows of `unfed`: any `nn.Module` that gives logits will do.
+# This cell does not use `unfed`. Any `nn.Module` that returns logits will do.
 
 
 # %%
@@ -55,8 +55,7 @@ for _ in range(20):
 
 # %% [markdown]
 # ## Forgetting
-# The first 60 images leave, the other 540 stay. `retrain=20` also trains a model that never saw the 60, which is what
-# forgetting should look like; without it everything works and the gap reads "not measured, no Retrain".
+# The first 60 images leave, the other 540 stay. `retrain=20` also trains a model that never saw the 60, for comparison.
 
 # %%
 forget, retain = (train[0][:60], train[1][:60]), (train[0][60:], train[1][60:])
@@ -75,8 +74,7 @@ result = unfed.unlearn(
 print(result)
 
 # %% [markdown]
-# The model you handed in is as it was; `result.model` is the new one. `result.before` and `result.after` hold every
-# number, and the report is one HTML page.
+# Your model is unchanged; `result.model` is the new one. `result.before` and `result.after` hold every number.
 
 # %%
 result.report("central-report.html")
@@ -84,8 +82,7 @@ print(f"right on {result.after['forget']:.1f} % of the forgotten images; MIA {re
 
 # %% [markdown]
 # ## Other methods
-# The same call with another name. SSD does not train at all, so it is the cheapest; whether it forgets well, or
-# breaks the model, is what the numbers are for.
+# The same call with another name. SSD does not train at all, so it is the cheapest. The numbers show whether it forgets.
 
 # %%
 for method, options in {"ft": {}, "salun": {}, "ssd": {"alpha": 10.0, "lam": 1.0}}.items():

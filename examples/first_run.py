@@ -18,11 +18,11 @@ run = unfed.Run.create(config, "runs/first")
 run.execute()
 
 # %% [markdown]
-# Killed half-way? `unfed.Run.open("runs/first").execute()` goes on where it stopped, to the same bytes.
+# If it is interrupted, `unfed.Run.open("runs/first").execute()` continues it.
 #
 # ## What came out
-# *Retrain* started again without client 0: what perfect forgetting looks like, and the yardstick. `forget` is accuracy
-# on what client 0 held, `backdoor` how often its trigger still works.
+# *Retrain* started again without client 0. It shows what perfect forgetting looks like. `forget` is accuracy on client
+# 0's rows, `backdoor` how often its trigger still works.
 
 
 # %%
@@ -37,8 +37,8 @@ def show(rows: list[unfed.Row]) -> None:
 show(unfed.results(run, "last"))
 
 # %% [markdown]
-# Fine-tuning (`ft`) keeps much of the backdoor; NoT, which negates the first layer and then fine-tunes, loses it. Round
-# by round:
+# Fine-tuning (`ft`) keeps much of the backdoor. NoT negates the first layer, then fine-tunes, and loses it. Round by
+# round:
 
 # %%
 unfed.plot(run, "backdoor")
@@ -51,8 +51,8 @@ unfed.plot(run, "gap-by-flops")
 
 # %% [markdown]
 # ## The next request
-# That was a comparison: the model in force is still the one before it. Now client 3 asks for real. NoT runs for
-# twenty rounds, a gate looks at what came out, and only then the new model is in force.
+# That was a comparison; it did not replace the model in force. Now client 3 really leaves. NoT runs for twenty rounds. A
+# gate checks the new model before it comes into force.
 
 # %%
 run.forget(unfed.Request("client-3-leaves", clients=("3",)), "not", until=20)
@@ -60,7 +60,7 @@ for request in run.info().requests:
     print(request.id, "·", request.standing or "compared")
 
 # %% [markdown]
-# The report is one HTML file with everything: what was asked and done, what is still there, what this does not prove.
+# The report is one HTML file: what was asked and done, what is still there, what this does not prove.
 
 # %%
 print(unfed.write_report(run))

@@ -7,8 +7,8 @@ python examples/own_model.py
 
 # %% [markdown]
 # # Your own model
-# Any `nn.Module` that gives logits will do: as a tensor, a tuple, a dictionary with `logits`, or an object that has
-# them, as Hugging Face's models do. Here it is a small transformer that reads an image line by line.
+# Any `nn.Module` that returns logits will do, also in a dictionary, as here. This is a small transformer that reads an
+# image line by line.
 
 # %%
 import torch
@@ -35,7 +35,7 @@ class Reader(nn.Module):
 
 # %% [markdown]
 # ## Your own training
-# Nothing in this cell knows of `unfed`.
+# This cell does not use `unfed`.
 
 # %%
 torch.manual_seed(0)
@@ -64,12 +64,12 @@ for choice in unfed.negate(model, dry_run=True):
 
 # %% [markdown]
 # ## Forgetting
-# Whoever wrote the threes asks for them back: rows are given by number, everything else stays. `retrain=15` also trains
-# a model that never saw a three, which is what forgetting should look like; leave it out when it is too expensive.
+# The writer of the threes wants them out. Name rows by number; everything else stays. `retrain=15` also trains a model
+# that never saw a three, for comparison.
 
 # %%
 threes = (train[1] == 3).nonzero().flatten()
-kept = test[1] != 3  # nobody asks the model for threes any more
+kept = test[1] != 3  # threes are no longer asked for
 result = unfed.unlearn(
     model,
     data=train,
@@ -85,7 +85,7 @@ result = unfed.unlearn(
 print(result)
 
 # %% [markdown]
-# The model you handed in is as it was; the new one is `result.model`, a module of the same class. It is yours to save.
+# Your model is unchanged. The new one is `result.model`, a module of the same class.
 
 # %%
 torch.save(result.model.state_dict(), "without-threes.pt")

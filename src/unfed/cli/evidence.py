@@ -117,8 +117,8 @@ def keys_roster(
 def request_sign(
     *,
     key: Annotated[Path, plain("Your private key.", metavar="FILE.key")],
-    to: Annotated[Path, plain("The operator's public key: to whom it goes.", metavar="FILE.pub")],
-    log: Annotated[Path, plain("Checkpoints of the log of the federation that it is for.", metavar="FILE")],
+    to: Annotated[Path, plain("The operator's public key.", metavar="FILE.pub")],
+    log: Annotated[Path, plain("The checkpoints of the federation's log.", metavar="FILE")],
     client: Annotated[str | None, what("You: the client that asks, and leaves as a whole.")] = None,
     classes: Annotated[list[int], what("A class, by the operator's key only.", "--class")] = [],
     samples: Annotated[Path | None, what("A CSV file `client,position` of your own samples.")] = None,
@@ -131,7 +131,7 @@ def request_sign(
 ) -> None:
     """Sign a deletion request.
 
-    Samples are only hashed with a salt; their positions go to OUT.opening.
+    It holds only a salted hash of the samples; their positions go to OUT.opening.
     """
     from unfed import storage
     from unfed.data import SampleList
@@ -196,7 +196,7 @@ def request_revoke(
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id, as it was signed.")],
     client: Annotated[str, plain("You: the client that asked.")],
     key: Annotated[Path, plain("Your private key.", metavar="FILE.key")],
-    to: Annotated[Path, plain("The operator's public key: to whom it goes.", metavar="FILE.pub")],
+    to: Annotated[Path, plain("The operator's public key.", metavar="FILE.pub")],
     out: Annotated[Path, out_option("The signed revocation.")],
 ) -> None:
     """Sign that a request is taken back.
@@ -220,8 +220,7 @@ def request_refuse(
 ) -> None:
     """Refuse a signed request, with a signed reason.
 
-    See GDPR, Article 12(4). The request stays owed, its rows stay out of training, and the client may hand it in
-    again.
+    The request stays owed, its rows stay out of training, and the client may ask again. See GDPR, Article 12(4).
     """
     from unfed.runs.run import Run
     from unfed.trust import intake
@@ -396,7 +395,7 @@ def serve(
     method: Annotated[str, how("The method that serves what comes in.")] = "sealed",
     until: Annotated[str, how("`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
     together: Annotated[
-        bool, how("What waits at the same time shares one recovery, where it can.", "--together")
+        bool, how("Requests that wait at the same time share one recovery, if they can.", "--together")
     ] = False,
     work: Annotated[bool, how("Also serve what comes in; else `unfed resume` does.", "--work")] = False,
     allow_code: AllowCode = False,

@@ -46,7 +46,7 @@ def costs(
     ls: Annotated[Path | None, plain("Output of `flwr ls --format json`, for Flower's own count.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what crossed: by the paper's rule, as tensors, as messages.
+    """Show the traffic: by the paper's rule, as tensors, as messages.
 
     With --ls, Flower's own figures stand beside it.
     """

@@ -113,7 +113,7 @@ def evaluate(
 def check(run: RunArgument, as_json: Json = False) -> None:
     """Check that a run folder is whole.
 
-    Nothing may be torn, edited, replaced or lost. It changes nothing. Exit code 2 if something is wrong.
+    It finds files that are torn, edited, replaced or lost, and changes nothing. Exit code 2 if something is wrong.
     """
     from unfed.cli.evidence import log_faults
     from unfed.folder import check as checking

@@ -44,7 +44,7 @@ def paper(
 ) -> None:
     """Make the paper's tables and figures.
 
-    All of them, or those that you name, as runs, Markdown, LaTeX, SVG, and one page.
+    All, or those that you name: runs, Markdown, LaTeX, SVG, and one page.
     """
     from unfed.cli.display import shown
     from unfed.paper.items import SCALES

@@ -26,7 +26,7 @@ DEPTH = 4
 def report(
     run: RunArgument,
     kind: Annotated[str, plain("html, md, latex, csv or json; svg or pdf for every figure.", "--format")] = "html",
-    rule: Annotated[str, plain("Which table is in front: last, recovered or best-gap.")] = "last",
+    rule: Annotated[str, plain("Which table comes first: last, recovered or best-gap.")] = "last",
     rounds: Annotated[bool, plain("With csv: every evaluated round, not one line per method.", "--rounds")] = False,
     out: Annotated[
         Path | None,

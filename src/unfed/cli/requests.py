@@ -263,8 +263,8 @@ def purge(
 ) -> None:
     """Delete what still carries a fulfilled request.
 
-    It lists models, states, histories, scores and probes, asks, and deletes them for good. Each file leaves a
-    tombstone.
+    It lists models, states, histories, scores and probes, asks you, and deletes them for good. A tombstone for each
+    file stays.
     """
     from unfed.api import write_report
     from unfed.cli.evidence import entered
@@ -357,7 +357,7 @@ def lineage(
 ) -> None:
     """List everything that still carries a client.
 
-    Models, states, exports, reports and uploads, each with what to do. Backups and copies are not known.
+    Models, states, exports, reports and uploads, each with what to do. It does not know backups and copies.
     """
     from unfed.folder.folder import RunFolder
     from unfed.runs.record import RunRecord

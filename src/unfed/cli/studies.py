@@ -183,14 +183,8 @@ def population(
 ) -> None:
     """Train many models of one config, to see how much numbers vary.
 
-    Trains N models before, N Retrains and N of every method, each under its own seed. Given again, the command adds
+    It trains N models before, N Retrains and N of every method, each with its own seed. Given again, the command adds
     what is missing. `unfed judge` evaluates them.
-
-    With --tune, every method's hyperparameters are chosen with the same number of trials, on validation rows and
-    the first half of the models.
-
-    With --cases, each case is a population with a harder forget set: half of a backdoor, colluders, swapped
-    classes, a hidden backdoor, memorised rows.
     """
     from unfed.measures.population import store
     from unfed.studies.population import missing, populate
@@ -274,14 +268,14 @@ def _show_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
 def judge(
     population: Annotated[Path, typer.Argument(metavar="POPULATION", help="A folder of `unfed population`.")],
     run: Annotated[Path | None, plain("A run of the same config, whose report shows it too.")] = None,
-    quick: Annotated[bool, plain("A fifth of the draws: wider rounding, for a look.", "--quick")] = False,
+    quick: Annotated[bool, plain("A fifth of the random draws: quicker, less exact.", "--quick")] = False,
     jobs: Annotated[int | None, plain("Methods at once; default: one per core.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Say how sure a population is that a method forgets.
 
-    Half of the models are fitted on, the other half is judged, beside Retrain against Retrain.
+    Attacks learn from half of the models and judge the other half, beside Retrain against Retrain.
     """
     from unfed import records, storage
     from unfed.api import write_report
@@ -421,12 +415,8 @@ def bench(
 ) -> None:
     """Measure methods under a frozen protocol that papers can cite.
 
-    Every method gets the same data, models, tuning and rounds, and is judged when it has reached the same validation
-    accuracy. Its scorecard says what it keeps, whether it remembers, whether that lasts, what it costs and what it
-    needs. Retrain always stands beside it. Given again, the command goes on where it stopped, or adds methods.
-
-    `unfed bench not my_method.py --allow-code` writes results/bench/small/METHOD.json. `unfed bench FOLDER --page
-    ranking.html` ranks what lies there.
+    Every method gets the same data, models, tuning and rounds. Retrain always runs too. Given again, the command
+    continues, or adds methods. `unfed bench FOLDER --page ranking.html` ranks the results in a folder.
     """
     from unfed import storage
     from unfed.report import scorecards

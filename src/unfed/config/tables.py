@@ -85,17 +85,17 @@ class PoisonConfig(ConfigTable):
     kind: Literal["backdoor", "confusion", "camouflage"] = "backdoor"
     """`confusion`: two classes swapped. `camouflage`: a backdoor that a departure arms."""
     client: ClientName = "0"
-    """Who poisons its rows."""
+    """The client that poisons its rows."""
     target_class: Annotated[int, Field(ge=0)] = 0
     """Label of a stamped image."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of its training rows to poison."""
     colluders: tuple[ClientName, ...] = ()
-    """Who does the same beside it."""
+    """Clients that do the same."""
     classes: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (0, 1)
     """With `confusion`: the two classes."""
     hidden_by: ClientName | None = None
-    """With `camouflage`: who hides the backdoor by stamped images with right labels."""
+    """With `camouflage`: the client that hides the backdoor by stamped images with right labels."""
 
     @model_validator(mode="after")
     def _fits(self) -> PoisonConfig:
@@ -159,7 +159,7 @@ class RobustConfig(ConfigTable):
     rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
     """`norm` clips updates; `trimmed` is a trimmed mean."""
     bound: Annotated[float, Field(gt=0)] = 2.0
-    """With norm: largest norm, in median norms."""
+    """With norm: the largest norm, as a multiple of the median norm."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """With trimmed: share cut off at each end."""
     refuse_above: Annotated[float, Field(ge=0)] = 10.0
@@ -357,7 +357,7 @@ class GateConfig(ConfigTable):
     margin: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Largest advantage of an attack on the losses of forgotten rows (0 to 1)."""
     max_rise: Annotated[float, Field(ge=0, le=100)] = 30.0
-    """How many more held-out images, in percent, the gate's trigger may turn."""
+    """Points by which the gate's trigger may turn more held-out images than before."""
     require: tuple[Literal["forgotten", "backdoor", "camouflage"], ...] = ()
     """Checks that decide besides utility."""
 

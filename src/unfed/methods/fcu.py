@@ -61,7 +61,7 @@ class FCU(Method):
     decay: float = option(5e-4, "weight decay", "original")
     temperature: float = option(0.5, "of the contrast", "original")
     factor: float = option(0.1, "how the learning rate falls on a plateau", "paper")
-    patience: int = option(2, "stretches without progress", "paper")
+    patience: int = option(2, "fusions without progress before it falls", "paper")
     minimum_lr: float = option(1e-7, "where it stops falling", "paper")
     fusion_order: Literal["own_phase", "repo_call"] = option("own_phase", "whose phase the fused weight keeps", "ours")
     any_scope: bool = option(False, "also for classes and samples; unpublished", "ours")

@@ -61,7 +61,7 @@ class FedEraser(Method):
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     lineage: ClassVar[Lineage] = "ends"
 
-    every: int = option(1, "Δt: one round in how many is kept (original: 2)", "paper (its cost column)")
+    every: int = option(1, "Δt: every how many rounds one is kept (original: 2)", "paper (its cost column)")
     calibration: float = option(1.0, "r: a calibration's epochs, as a share of training's (original: 0.5)", "paper")
     store: Literal["norms", "full"] = option("norms", "what is kept of an update; both give the same model", "ours")
     granularity: Literal["tensor", "global"] = option("tensor", "one norm per tensor, or one per client", "ours")

@@ -36,7 +36,7 @@ class SelectiveSynapticDampening(Central):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget"})
 
     alpha: float = option(0.5, "α: choose weights that matter α times more to D_u (original: 10)", "paper")
-    lam: float = option(0.5, "λ: how little is left of a chosen weight (original: 1)", "paper")
+    lam: float = option(0.5, "λ: smaller leaves less of a chosen weight (original: 1)", "paper")
 
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and self.lam >= 0):
