@@ -82,7 +82,7 @@ print(f"right on {result.after['forget']:.1f} % of the forgotten images; MIA {re
 
 # %% [markdown]
 # ## Other methods
-# The same call with another name. SSD does not train at all, so it is the cheapest. The numbers show whether it forgets.
+# The same call with another name. SSD does not train, so it is the cheapest. The numbers show whether it forgets.
 
 # %%
 for method, options in {"ft": {}, "salun": {}, "ssd": {"alpha": 10.0, "lam": 1.0}}.items():

@@ -51,7 +51,7 @@ unfed.plot(run, "gap-by-flops")
 
 # %% [markdown]
 # ## The next request
-# That was a comparison; it did not replace the model in force. Now client 3 really leaves. NoT runs for twenty rounds. A
+# That was a comparison; it did not replace the model in force. Now client 3 leaves. NoT runs for twenty rounds. A
 # gate checks the new model before it comes into force.
 
 # %%

@@ -36,7 +36,7 @@ class SalUn(RandL):
     lineage: ClassVar[Lineage] = "ends"
 
     ratio: float = option(0.2, "the share of weights that may move", "paper")
-    mask_meaning: Literal["updated", "frozen"] = option("updated", "'frozen': ratio is the share that may not move", "ours")
+    mask_meaning: Literal["updated", "frozen"] = option("updated", "'frozen': ratio is the share that stays", "ours")
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
