@@ -520,34 +520,25 @@ def _commit() -> str:
 
 HEAD = """# The paper on real data
 
-This page maps every table and figure of the paper, block by block, to what was run here. Of {blocks} blocks:
-{told}. The CNN is *fitted*: the paper does not describe it fully, so we chose one by the accuracy that it reaches.
-[Where we differ](explanation/differences.md) says what was tried to explain the differences.
+How much of the paper was run here? Of {blocks} blocks of its tables and figures: {told}.
+The CNN is *fitted*: the paper does not describe it fully, so we chose one that reaches the paper's accuracy.
+[Where we differ](explanation/differences.md) explains the differences.
 
-How to read the map:
+- **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some: compare its rows with each other, not
+  with the paper. `outdated` was run before its method changed.
+- **Rounds**: training + unlearning, ours / the paper's; one value if equal (epochs in Table 6).
+- **Minutes**: what is left to `done`, on one H200 in bf16 (CNN in float32: three times). Measured seconds of a round times
+  rounds; calculated for CIFAR-100 and Table 6, guessed for EfficientNet. Items that share runs each count them.
 
-- **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some of these: compare its rows with
-  each other, not with the paper. `outdated` was run before its method changed.
-- **Rounds**: training + unlearning, ours / the paper's; one value where they are equal (epochs in Table 6).
-- **Minutes**: GPU minutes on one H200 in bf16 to reach `done`. Float32 takes the CNN three times as long.
-
-`results/map.csv` adds missing methods, hardware, commits and every setting that differs. `results/tables/` has each
-item's numbers, and `results/*.json` every evaluated round.
+`results/map.csv` adds missing methods, hardware, commits and settings that differ, `results/tables/` each item's numbers,
+`results/*.json` every evaluated round.
 """
-FIGURE_TEXT = """Prices are rounds times the measured seconds of a round. CIFAR-100's and Table 6's are calculated,
-EfficientNet's is a guess. Items that share runs each count them.
+FIGURE_TEXT = """![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
 
-![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
-
-Below, each method stands at the round that is nearest to Retrain (`best-gap`).
+The table below takes each method's round nearest to Retrain (`best-gap`).
 """
-TAIL = """A verdict compares our value with the paper's:
-
-- `=` within two standard deviations of the difference
-- `~` further away, but on the same side of Retrain in both, or beside it in both
-- `≠` neither
-
-[The paper's tables](how-to/paper.md#verdicts) explains them. To run a block, then write this page:
+TAIL = """`=`: our value and the paper's agree within two standard deviations. `~`: they do not, but the method lies on the same side of
+Retrain in both. `≠`: neither ([exactly](how-to/paper.md#verdicts)). To run a block, then write this page:
 
 ```sh
 python tools/reproduction.py blocks

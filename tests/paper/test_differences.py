@@ -342,7 +342,7 @@ def test_what_the_page_says_of_vit_and_a_class_is_what_was_kept() -> None:
     page, folder = after("ViT on Caltech-101"), differences_kept.PAGE.parents[2] / "results"
     kept = record.read(folder / "caltech101-vit-7f79d99d33a5.json")
     own = {row.method: row for row in rules.rows(kept.lines(), "best-gap")}["not"]
-    assert f"NoT's gap is MIA: {own.gaps['mia'].mean:.1f} points of it." in page
+    assert f"comes from MIA, which is {own.gaps['mia'].mean:.1f} points off." in page
     (paper,) = (row["forget"] for row in published("T3") if row["method"] == "NoT")
     assert f"({float(str(own.metrics['forget'].mean)):.1f} % right, paper {paper})" in page
 
