@@ -521,8 +521,8 @@ def _commit() -> str:
 HEAD = """# The paper on real data
 
 How much of the paper was run here? Of {blocks} blocks of its tables and figures: {told}.
-The CNN is *fitted*: the paper does not describe it fully, so we chose one that reaches the paper's accuracy.
-[Where we differ](explanation/differences.md) explains the differences.
+The CNN is *fitted*: the paper does not describe it fully, so we chose one by its accuracy.
+[Where we differ](explanation/differences.md) says what explains the differences, and what stays open.
 
 - **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some: compare its rows with each other, not
   with the paper. `outdated` was run before its method changed.
