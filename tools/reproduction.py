@@ -524,21 +524,23 @@ How much of the paper was run here? Of {blocks} blocks of its tables and figures
 The CNN is *fitted*: the paper does not describe it fully, so we chose one by its accuracy.
 [Where we differ](explanation/differences.md) says what explains the differences, and what stays open.
 
-- **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some: compare its rows with each other, not
-  with the paper. `outdated` was run before its method changed.
+- **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some: compare its rows with
+  each other, not with the paper. `outdated` was run before its method changed.
 - **Rounds**: training + unlearning, ours / the paper's; one value if equal (epochs in Table 6).
-- **Minutes**: what is left to `done`, on one H200 in bf16 (CNN in float32: three times). Measured seconds of a round times
-  rounds; calculated for CIFAR-100 and Table 6, guessed for EfficientNet. Items that share runs each count them.
+- **Minutes**: what is left to `done`, on one H200 in bf16 (CNN in float32: three times). Measured seconds of
+  a round times rounds; calculated for CIFAR-100 and Table 6, guessed for EfficientNet. Items that share runs
+  each count them.
 
-`results/map.csv` adds missing methods, hardware, commits and settings that differ, `results/tables/` each item's numbers,
-`results/*.json` every evaluated round.
+`results/map.csv` adds missing methods, hardware, commits and settings that differ, `results/tables/` each
+item's numbers, `results/*.json` every evaluated round.
 """
 FIGURE_TEXT = """![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
 
 The table below takes each method's round nearest to Retrain (`best-gap`).
 """
-TAIL = """`=`: our value and the paper's agree within two standard deviations. `~`: they do not, but the method lies on the same side of
-Retrain in both. `≠`: neither ([exactly](how-to/paper.md#verdicts)). To run a block, then write this page:
+TAIL = """`=`: our value and the paper's agree within two standard deviations. `~`: they do not, but the
+method lies on the same side of Retrain in both. `≠`: neither ([exactly](how-to/paper.md#verdicts)). To run a
+block, then write this page:
 
 ```sh
 python tools/reproduction.py blocks
