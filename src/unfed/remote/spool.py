@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from dataclasses import replace
-from typing import BinaryIO
+from typing import IO
 
 from unfed.errors import UnfedError
 from unfed.remote.messages import Packed, Reply
@@ -31,7 +31,7 @@ class Spool:
 
     def __init__(self, in_memory: int | None = None) -> None:
         self._left = IN_MEMORY if in_memory is None else in_memory
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
 
     def keep(self, reply: Reply) -> Reply:
         """The same reply, with its arrays in the file if memory's share is used up."""
