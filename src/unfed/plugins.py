@@ -134,8 +134,8 @@ def _in_module(name: str, what: str, fits: Callable[[Any], bool], wanted: str) -
         module = importlib.import_module(where)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise UnfedError(
-            f"The module {where!r} of the {what} {name!r} cannot be imported ({brief(error)}); mend it, or call the"
-            " command in its folder."
+            f"The module {where!r} of the {what} {name!r} cannot be imported ({brief(error)}); mend it, or set"
+            " PYTHONPATH to its folder."
         ) from error
     if not hasattr(module, thing):
         raise UnfedError(
