@@ -165,7 +165,7 @@ def test_the_pages_recipe_for_secure_aggregation_asks_the_leaver_to_train_zero_t
 
 
 def test_the_same_recipe_serves_any_strategy_of_the_older_api() -> None:
-    assert "without SecAgg+ it is `DefaultWorkflow()`" in PAGE
+    assert "Without SecAgg+, use a plain `DefaultWorkflow()`" in PAGE
     secure = "DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=STAYING, reconstruction_threshold=2))"
     grid = later_run(ClientApp(lambda context: Trainer(*rows(context)).to_client(), mods=[introduce_mod]), Separate)
     follow("secure aggregation", grid, secure, "DefaultWorkflow()")
