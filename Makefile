@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-flower test-flower-short test-flower-version test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
+.PHONY: help demo docs docs-serve test test-slow test-flower test-flower-short test-flower-version test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -96,6 +96,9 @@ format: .venv/dev.stamp  ## let ruff put the code in order
 docs: .venv/dev.stamp  ## the documentation as pages in build/docs
 	$(BIN)/python tools/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: docs  ## the same pages on http://127.0.0.1:8000, with search
+	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/docs
 
 package: .venv/dev.stamp  ## sdist and wheel into dist/, looked into, and a small demo from the wheel
 	$(BIN)/python tools/package.py

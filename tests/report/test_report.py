@@ -18,16 +18,14 @@ import matplotlib
 import pytest
 import torch
 
-from pages import officer_part, probes, render, sentence, unfinished
+from pages import officer_part, render, sentence, unfinished
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder.info import InForce
 from unfed.model import params as digest
-from unfed.report import figures, undo
+from unfed.report import figures
 from unfed.report.rules import rows, trajectories
-from unfed.report.sentences import caveats
 from unfed.report.tables import is_smallest
-from unfed.report.undo import UndoSection
 from unfed.report.wording import HEADINGS, MEASURES, span_text
 from unfed.requests.entry import Job
 
@@ -173,7 +171,7 @@ def test_the_sentence_for_a_poisoned_client() -> None:
         f"{last['backdoor']:.1f} % of the test images instead of 93.1 %, "
         f"accuracy on test data 98.1 → {last['test']:.1f} %."
     )
-    assert said in Page(render(run, lines, rule="last")).text
+    assert said.partition(":")[0] + "." in Page(render(run, lines, rule="last")).text, "bars show the numbers"
 
 
 @pytest.mark.parametrize(
@@ -495,7 +493,7 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
     assert "Asked 16 November 2026, 10:30 UTC" in text
     assert "Client 3: after NoT in 20 rounds and 7.1 MB, the model is right on" in text
     assert "whether it is out was not measured, for this run has no Retrain of the request." in text
-    assert text.count("the backdoor it planted") == 1
+    assert "the backdoor it planted" not in text
     assert "There is no Retrain for Client 3, so nothing here measures" in text
 
 
@@ -623,14 +621,18 @@ def test_the_model_in_force_is_named() -> None:
     )
 
 
-def test_what_it_does_not_prove_stands_as_large_as_what_it_claims() -> None:
+ANSWERS = re.compile(r"<dt>([^<]*)</dt><dd class=\"lead[^\"]*\">(.*?)</dd>")
+
+
+def test_the_first_screen_answers_three_questions_in_sixty_words() -> None:
     run, lines = fake_run()
-    page = render(run, lines)
-    claim, caveat = re.findall(r'<p class="(lead[^"]*)">([^<]*)</p>', page)[:2]
-    assert claim[0] == "lead" and caveat[0] == "lead caveat"
-    assert caveat[1].startswith("This is evidence, not proof") and "was not tried" in caveat[1]
+    answers = dict(ANSWERS.findall(render(run, lines)))
+    assert [*answers] == ["What happened", "Does it last?", "Can I trust it?"], "equally large"
+    assert answers["What happened"].startswith("Client 0 was taken out by NoT in 20 rounds")
+    assert answers["Does it last?"] == "Undoing was not tried; <code>unfed probe</code> tries it."
+    assert answers["Can I trust it?"] == "This is evidence, not proof. It rests on one seed."
+    assert len(" ".join([*answers, *answers.values()]).split()) <= 60
     assert "There is no Retrain to compare with" in render(*fake_run(methods=("not",)))
-    assert ".lead.caveat" not in page and "font-size" not in re.search(r"\.caveat \{[^}]*\}", page)[0]  # type: ignore[index]
 
 
 def test_where_one_place_holds_all_data_the_page_speaks_of_epochs_and_sends_nothing() -> None:
@@ -656,9 +658,13 @@ def test_before_anything_is_measured_no_page_speaks_of_evidence() -> None:
     assert "What this does not prove" not in text and "as they lie in the folder" not in text
 
 
-def test_who_left_twice_is_named_once_where_undoing_was_not_tried() -> None:
-    """A second request that ends the way back of the first is about the same client."""
-    (found,) = probes({"method": "not", "title": "NoT", "measured": {}})
-    tried, untried = UndoSection(None, [[found]]), UndoSection(undo.NOT_PROBED)
-    asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
-    assert "Undoing was not tried for client 3 and class 5." in caveats(asked, retrain=True)
+def test_what_attacks_brought_back_answers_whether_it_lasts() -> None:
+    run, lines = fake_run()
+    back = {who: {"flip": {"backdoor": on}} for who, on in (("unlearned", 84.5), ("retrain", 0.0))}
+    back["unlearned"]["published"] = {"backdoor": 4.2}
+    tried = {"request": run["requests"][0]["id"], "method": "not", "title": "NoT", "seed": 0, "measured": back}
+    said = dict(ANSWERS.findall(render({**run, "undo": [tried]}, lines)))["Does it last?"]
+    assert said.startswith("No: undone, the backdoor works on 84.5\u00a0% of stamped images again (Retrain, treated")
+    other = {**tried, "method": "ft", "title": "FT"}
+    said = dict(ANSWERS.findall(render({**run, "undo": [other]}, lines)))["Does it last?"]
+    assert said == "The method in front was not attacked; <code>unfed probe</code> does it."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -291,7 +290,7 @@ def test_the_command_shows_a_table_and_writes_the_report(
     page = (run.folder.path / "report.html").read_text()
     assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
     assert "undoing was not tried; <code>unfed probe</code> tries it" in page  # the other request was not probed
-    assert re.search(r"Undoing was not tried for (client|clients|class|\d+ samples)[^.]*\.", page), "at the top, too"
+    assert "Undoing was not tried; <code>unfed probe</code> tries it." in page, "at the top, too"
 
 
 def _call() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,12 +22,13 @@ from unfed.errors import UnfedError
 from unfed.federation.state import Ledger
 from unfed.measures.undo import Knowledge
 from unfed.methods import METHODS, State
-from unfed.report import scorecards
-from unfed.report.scorecards import BenchResult, Scorecard, cells, front, read_results
+from unfed.report import figures, scorecards
+from unfed.report.scorecards import BenchResult, NotServed, Scorecard, cells, front, read_results
 from unfed.runs.simulated import simulated
 from unfed.studies.bench import Benchmark, Scenario, UtilityLooks, bench, mean, probes, read_protocol, worst
 from unfed.studies.grid import quiet
 
+ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
     "bench": "unfed-bench 1.0",
     "suite": "tiny",
@@ -284,13 +286,45 @@ def test_the_ranking_is_one_page_with_every_method_the_protocol_and_a_front(made
     text = page.read_text()
     for word in ("unfed-bench 1.0: tiny", hashlib.sha256((made / "tiny.json").read_bytes()).hexdigest(), "NoT", "SSD"):
         assert word in text
-    assert text.count('scope="row"') == 3 and text.count("<circle") == 3 and "<polyline" in text
+    assert text.count('scope="row"') == 3 and "SSD: 0.0 rounds" in text
     assert "http" not in text.replace("http-equiv", ""), "it loads nothing"
+
+
+def test_a_method_whose_models_did_not_recover_is_not_on_the_front(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSD takes no round: cheaper than all others, and not comparable with them."""
+    drawn: list[Any] = []
+    pareto = figures.pareto
+    monkeypatch.setattr(figures, "pareto", lambda *args: drawn.append(args) or pareto(*args))
+    results = read_results([made / "out"])
+    for i, reached in enumerate((10, 5, 4)):
+        card = results[i].scenarios["iid, client"].model_copy(update={"reached": reached})
+        results[i] = results[i].model_copy(update={"scenarios": {"iid, client": card}})
+    scorecards.page(results)
+    points, best, behind, _ = drawn[0]
+    assert [*points] == ["Retrain", "NoT", "SSD"] and behind == ["SSD"] and best and "SSD" not in best
+
+
+def test_what_a_method_does_not_serve_stands_below_the_table(made: Path) -> None:
+    results = read_results([made / "out"])
+    no = NotServed(edition="1", reason="FCU serves clients only.")
+    results[-1] = results[-1].model_copy(update={"scenarios": {"iid, client": no}})
+    text = scorecards.page(results)
+    assert "SSD: not measured. FCU serves clients only." in text and text.count('scope="row"') == 2
 
 
 def test_the_name_of_a_method_cannot_write_into_the_page(made: Path) -> None:
     results = [one.model_copy(update={"title": "<script>alert(1)</script>"}) for one in read_results([made / "out"])]
     assert "<script>alert" not in scorecards.page(results)
+
+
+def test_the_published_ranking_shows_the_published_results() -> None:
+    results = read_results([ROOT / "results/bench/small"])
+    text = unescape((ROOT / "docs/bench/small.html").read_text())
+    assert {one.method for one in results} == {*METHODS} and results[0].protocol == read_protocol("small")[1]
+    for scenario in scorecards.scenarios(results):
+        for one, card in scorecards.served(results, scenario):
+            row = "".join(f"<td>{cell}</td>" for cell in cells(one, card))
+            assert row in text, f"make it again: unfed bench results/bench/small --page ({one.title}, {scenario})"
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

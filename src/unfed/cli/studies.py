@@ -460,14 +460,16 @@ def _conforms(name: str) -> None:
 
 
 def _show_scorecards(found: Sequence["BenchResult"]) -> None:
-    from unfed.report.scorecards import COLUMNS, named, rows, scenarios
+    from unfed.report.scorecards import COLUMNS, cells, missing, named, scenarios, served
 
     say(named(found))
     for scenario in scenarios(found):
         stdout.print(f"\n[bold]{escape(scenario)}[/bold]")
-        shown = rows(found, scenario)
+        shown = [(one, cells(one, card)) for one, card in served(found, scenario)]
         for first in range(0, len(shown), BESIDE):
             some = shown[first : first + BESIDE]
             titles = [one.title for one, _ in some]
-            lines = [(column, *(cells[i] for _, cells in some)) for i, column in enumerate(COLUMNS)]
+            lines = [(column, *(row[i] for _, row in some)) for i, column in enumerate(COLUMNS)]
             print_table(["", *titles], lines, titles)
+        for title, reason in missing(found, scenario).items():
+            say(f"{title}: not measured. {reason}")

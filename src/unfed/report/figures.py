@@ -24,11 +24,23 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from unfed.errors import UnfedError, listed, nearest
 from unfed.folder.info import RunInfo
 from unfed.folder.layout import Undoing
-from unfed.folder.study_results import Attacked, Judged
+from unfed.folder.study_results import Attacked, Judged, JudgedInterval
 from unfed.measures.metrics import mean_std, reading
 from unfed.measures.population.attacks import ATTACKS
 from unfed.measures.trajectory import Line
-from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, DrawnValue, Picture, picture
+from unfed.report.drawing import (
+    DASHES,
+    FAINT,
+    INK,
+    MARKERS,
+    PAPER,
+    REFERENCE,
+    SERIES,
+    STYLE,
+    DrawnValue,
+    Picture,
+    picture,
+)
 from unfed.report.rules import Row, Trajectory, is_model, named, results, rows, trajectories
 from unfed.report.tables import name_of
 from unfed.report.undo import by_method, fitted, mean_of, value, worst
@@ -194,7 +206,7 @@ def scatter(dots: Sequence[CostDot], cost: str, *, name: str, words: Wording = F
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value).replace(".0 ", " ")))
         axes.set_xlabel(title.lower())
         axes.set_ylabel("average gap" + (" (root scale)" if rooted else ""))
-        _label(figure, axes, placed)
+        _label(figure, axes, [(dot.name, x, y) for dot, x, y in placed])
         said = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
         shown = [DrawnValue(x, y, f"{d.name}: {write(x)}, a gap of {y:.2f}", (d.name, x, y)) for d, x, y in placed]
         header = ("method", cost, "average_gap")
@@ -222,7 +234,7 @@ def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
     return crowded
 
 
-def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[CostDot, float, float]]) -> None:
+def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[str, float, float]]) -> None:
     """Names beside their points, moved apart where they would lie on each other."""
     engine = figure.get_layout_engine()
     assert engine is not None, "figures here are laid out by one"
@@ -232,17 +244,17 @@ def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[CostDot, float, fl
     # Left, right and height of what is taken, in points: the marks themselves, then label after label.
     taken = [(x - 4, x + 4, y) for x, y in spots]
     # From the bottom up, because good methods crowd at the bottom and above them there is room.
-    for (x, y), (dot, spent, gap) in sorted(
+    for (x, y), (name, spent, gap) in sorted(
         zip(spots, placed, strict=True), key=lambda both: (both[0][1], -both[0][0])
     ):
         left, height = x + 7, y
-        right = left + 5.4 * len(dot.name)
+        right = left + 5.4 * len(name)
         while any(a < right and left < b and abs(height - h) < 10 for a, b, h in taken):
             height += 1.5
         taken.append((left, right, height))
         line = {"arrowstyle": "-", "color": REFERENCE, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
         label = axes.annotate(
-            dot.name,
+            name,
             (spent, gap),
             xytext=(7, height - y),
             textcoords="offset points",
@@ -252,6 +264,37 @@ def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[CostDot, float, fl
             annotation_clip=False,
         )
         label.set_in_layout(False)  # the layout stays as it was when the places were computed
+
+
+def pareto(
+    points: Mapping[str, tuple[float, JudgedInterval]], best: Sequence[str], behind: Sequence[str], name: str
+) -> Picture:
+    """Rounds against what the worst attack brings back, with 95 % intervals.
+
+    The best are joined by a line: no other is cheaper and lower. Those behind did not recover, and stand hollow.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+        for method, (rounds, lasts) in points.items():
+            colour = SERIES[0] if method in best else REFERENCE
+            axes.plot([rounds, rounds], [lasts.low, lasts.high], color=FAINT, linewidth=1.4, zorder=1)
+            face = PAPER if method in behind else colour
+            axes.plot([rounds], [lasts.value], marker="o", color=colour, markerfacecolor=face, linestyle="")
+        line = [(points[one][0], points[one][1].value) for one in best]
+        axes.plot([x for x, _ in line], [y for _, y in line], color=SERIES[0], linewidth=1.2, zorder=1)
+        axes.set_xlim(-0.5, max(rounds for rounds, _ in points.values()) * 1.25 + 1)
+        axes.set_xlabel("rounds to matched utility (fewer is better)")
+        axes.set_ylabel("worst attack above Retrain, points")
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        _label(figure, axes, [(method, rounds, lasts.value) for method, (rounds, lasts) in points.items()])
+        values = [
+            DrawnValue(x, y.value, f"{one}: {x:.1f} rounds, {y.value:+.1f} points", (one, x, y.value, y.low, y.high))
+            for one, (x, y) in points.items()
+        ]
+        title, header = "Rounds against the worst attack", ("method", "rounds", "points", "low", "high")
+        return picture(figure, name, title, "; ".join(value.text for value in values) + ".", header, values)
 
 
 def _points(by_seed: BySeed, metric: str) -> list[tuple[int, float, float]]:

@@ -252,6 +252,7 @@ class RequestPart:
     request: RequestInfo
     subject: str
     sentence: str
+    lasts: str
     bars: dict[str, list[PageBar]]
     by_retrain: bool
     app: sections.AppPart | None
@@ -282,18 +283,18 @@ def render(run: RunInfo, lines: Sequence[Line], *, rule: str = "last") -> str:
         for index, request in enumerate(asked(run, lines).values())
     ]
     measured, words = [part for part in parts if part.tables["last"].body], words_of(run)
-    undone = [(part.subject, part.undoing) for part in measured]
+    seeds = seeds_of(run, lines)
     return page(
         "report.html.j2",
         words,
         title=run.name,
         run=run,
-        caveats=sentences.caveats(undone, any(part.retrain for part in measured)) if measured else [],
+        trust=sentences.trust(len(seeds), any(part.retrain for part in measured)) if measured else [],
         rule=rule,
         rules={name: words.said(tables.explanation(name, run.recovered_within)) for name in RULES},
         requests=parts,
         unfinished=sentences.unfinished(run, lines),
-        seeds=seeds_of(run, lines),
+        seeds=seeds,
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
         training=[one] if (one := figures.training_picture(lines, words.unit)) else [],
@@ -335,6 +336,7 @@ def request_part(
     methods = trajectories(lines).get(request.id, {})
     numbers = figures.styles(list(methods))
     tried = [probe for probe in run.undo if probe.request == request.id]
+    undoing, drawn = UndoSection.of(tried, _untried(run, request, on_disk)), bars(request, on_disk, numbers)
     curves: list[Picture | MissingPicture] = [
         figures.curves(methods, metric, name=f"curve-{index}-{metric}", unit=words.unit)
         or MissingPicture(title, _reason(shown, metric))
@@ -345,8 +347,9 @@ def request_part(
         index=index,
         request=request,
         subject=subject_text(request, words),
-        sentence=sentences.first_sentence(run, request, on_disk),
-        bars=bars(request, on_disk, numbers),
+        sentence=sentences.first_sentence(run, request, on_disk, numbers=not drawn),
+        lasts=sentences.lasting(undoing, sentences.headline(on_disk, request)),
+        bars=drawn,
         by_retrain=_by_retrain(request, on_disk),
         app=sections.part(run, request, methods),
         officer=officer_part(run, request, on_disk, methods),
@@ -357,7 +360,7 @@ def request_part(
         curves=curves,
         trade=pictures(figures.gap_by_cost, shown, words.columns, f"trade-{index}", words),
         costs=pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}", words),
-        undoing=UndoSection.of(tried, _untried(run, request, on_disk)),
+        undoing=undoing,
         undo_pictures=figures.undo_pictures(tried, f"undo-{index}"),
         sure=sure_part(run.population.get(request.id), f"sure-{index}"),
     )

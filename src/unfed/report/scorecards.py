@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from unfed import records, storage
 from unfed.errors import UnfedError
 from unfed.folder.study_results import JudgedInterval
 from unfed.records import Count, JsonRecord, Number, Plain
+
+if TYPE_CHECKING:
+    from unfed.report.drawing import Picture
 
 AGAIN = "delete it and run `unfed bench` again"
 ANSWERS = {
@@ -150,10 +153,8 @@ def differs(one: JudgedInterval, digits: int = 3) -> str:
     return f"{one.value:+.{digits}f} ({one.low:+.{digits}f} to {one.high:+.{digits}f})"
 
 
-def cells(result: BenchResult, card: Scorecard | NotServed) -> list[str]:
-    """One row of the table; a scenario that a method does not serve says so."""
-    if isinstance(card, NotServed):
-        return [f"not measured: {card.reason}", *[""] * (len(COLUMNS) - 1)]
+def cells(result: BenchResult, card: Scorecard) -> list[str]:
+    """One row of the table."""
     cost, test = card.cost, card.accuracy["test"]
     rounds = f"{cost.rounds:.1f}"
     if card.reached < result.models:
@@ -172,9 +173,10 @@ def cells(result: BenchResult, card: Scorecard | NotServed) -> list[str]:
     ]
 
 
-def rows(results: Sequence[BenchResult], scenario: str) -> list[tuple[BenchResult, list[str]]]:
-    """Every method's row of one scenario."""
-    return [(one, cells(one, one.scenarios[scenario])) for one in results if scenario in one.scenarios]
+def served(results: Sequence[BenchResult], scenario: str) -> list[tuple[BenchResult, Scorecard]]:
+    """The methods that have a card in a scenario."""
+    found = [(one, one.scenarios.get(scenario)) for one in results]
+    return [(one, card) for one, card in found if isinstance(card, Scorecard)]
 
 
 def named(results: Sequence[BenchResult]) -> str:
@@ -184,13 +186,12 @@ def named(results: Sequence[BenchResult]) -> str:
 
 
 def scenarios(results: Sequence[BenchResult]) -> list[str]:
-    """The scenarios that any of the results has, in their order."""
-    return list(dict.fromkeys(name for one in results for name in one.scenarios))
+    """The scenarios that any of the results has, the plainest first."""
+    found = {name for one in results for name in one.scenarios}
+    return sorted(found, key=lambda name: ("iid" not in name, "client" not in name, name))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-LEFT, RIGHT, TOP, BOTTOM = 60.0, 600.0, 24.0, 250.0
 
 
 def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -207,36 +208,35 @@ def page(results: Sequence[BenchResult]) -> str:
     """The ranking: one HTML file, a function of the results."""
     from unfed.report import html  # it draws, and a table on a terminal needs no drawing
 
-    parts = [{"name": name, "rows": rows(results, name), **_figure(results, name)} for name in scenarios(results)]
     first = results[0]
+    parts = [
+        {
+            "name": name,
+            "rows": [(one, cells(one, card)) for one, card in served(results, name)],
+            "missing": missing(results, name),
+            "picture": _picture(results, name, f"pareto-{place}"),
+        }
+        for place, name in enumerate(scenarios(results))
+    ]
     title = f"{first.bench}: {first.suite}"
     return html.page("bench.html.j2", title=title, first=first, parts=parts, columns=COLUMNS, results=results)
 
 
-def _figure(results: Sequence[BenchResult], scenario: str) -> dict[str, Any]:
-    """Rounds against what the worst probe brings back, as places in a picture."""
-    found: dict[str, tuple[float, float]] = {}
-    for one in results:
-        card = one.scenarios.get(scenario)
-        if isinstance(card, Scorecard):
-            found[one.title] = card.cost.rounds, card.lasts.difference.value
-    if not found:
-        return {"points": [], "ticks": [], "front": ""}
-    wide = max(x for x, _ in found.values()) * 1.15 or 1.0
-    low, high = min(0.0, *(y for _, y in found.values())), max(1.0, *(y for _, y in found.values()))
+def missing(results: Sequence[BenchResult], scenario: str) -> dict[str, str]:
+    """Why a scenario has no card of some methods, by title."""
+    found = {one.title: one.scenarios.get(scenario) for one in results}
+    return {title: card.reason for title, card in found.items() if isinstance(card, NotServed)}
 
-    def placed(x: float, y: float) -> tuple[float, float]:
-        across, up = LEFT + x / wide * (RIGHT - LEFT), BOTTOM - (y - low) / (high - low) * (BOTTOM - TOP)
-        return round(across, 1), round(up, 1)
 
-    best = front(found)
-    ticks = [
-        {"x": placed(x, low)[0], "y": BOTTOM + 16, "anchor": "middle", "text": f"{x:.0f}"} for x in (0, wide / 2, wide)
-    ]
-    ticks += [{"x": LEFT - 6, "y": placed(0, y)[1] + 4, "anchor": "end", "text": f"{y:.1f}"} for y in (low, high)]
-    points = [
-        {"x": placed(*own)[0], "y": placed(*own)[1], "text": title, "best": title in best}
-        for title, own in found.items()
-    ]
-    line = " ".join(f"{x},{y}" for x, y in (placed(*found[title]) for title in best))
-    return {"points": points, "ticks": ticks, "front": line}
+def _picture(results: Sequence[BenchResult], scenario: str, name: str) -> Picture | None:
+    """Rounds against what the worst attack brings back.
+
+    A method that did not recover cannot be on the front.
+    """
+    from unfed.report import figures
+
+    found = served(results, scenario)
+    points = {one.title: (card.cost.rounds, card.lasts.difference) for one, card in found}
+    behind = [one.title for one, card in found if 2 * card.reached < one.models]
+    best = front({title: (x, y.value) for title, (x, y) in points.items() if title not in behind})
+    return figures.pareto(points, best, behind, name) if points else None

@@ -9,10 +9,10 @@ Every number in a sentence comes from the same rows as the tables, so words and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfed.errors import counted, listed
+from unfed.errors import counted
 from unfed.folder.info import RequestInfo, RunInfo
 from unfed.measures.evaluator import FEWEST
 from unfed.measures.forgotten import remedy
@@ -24,7 +24,7 @@ from unfed.report.tables import name_of
 from unfed.report.undo import UndoSection, brought_back
 from unfed.report.wording import FEDERATED, Wording, bytes_text, several, words_of
 from unfed.requests.entry import GateSaid
-from unfed.values import Value, is_measured
+from unfed.values import PREFIX, Value, is_measured
 
 ENDED = {"denied": "was denied", "expired": "expired before it was begun", "revoked": "was withdrawn"}
 """What became of requests that were not served."""
@@ -96,21 +96,28 @@ def method_row(found: Sequence[Row], method: str) -> Row | None:
 # --- what happened ----------------------------------------------------------------------------------------------------
 
 
-def first_sentence(run: RunInfo, request: RequestInfo, found: Sequence[Row]) -> str:
+def first_sentence(run: RunInfo, request: RequestInfo, found: Sequence[Row], numbers: bool = True) -> str:
     """The first sentence about a request, from its rows after the last round."""
     row = headline(found, request)
     undone = row is not None and brought_back(run, request.id, row.method) is not None
-    said = sentence(request, found, words_of(run), undone=undone)
+    said = sentence(request, found, words_of(run), undone=undone, numbers=numbers)
     if any(request.id in model.only_compared for model in run.in_force):
         return f"In a comparison, {said[0].lower()}{said[1:]}"
     return said
 
 
-def sentence(request: RequestInfo, found: Sequence[Row], words: Wording = FEDERATED, undone: bool = False) -> str:
+def sentence(
+    request: RequestInfo,
+    found: Sequence[Row],
+    words: Wording = FEDERATED,
+    undone: bool = False,
+    numbers: bool = True,
+) -> str:
     """What happened, in one sentence that needs no knowledge of the field.
 
     "Taken out" is said only where something measured it: Retrain, or the check for forgetting. Without either the
-    sentence says what moved, and that it was not measured. `undone`: an attack brought it back.
+    sentence says what moved, and that it was not measured. `undone`: an attack brought it back. Without `numbers`, what
+    bars show beside it is left out.
     """
     subject, plural = subject_of(request, words)
     row, before, retrain = headline(found, request), method_row(found, "before"), method_row(found, "retrain")
@@ -131,8 +138,8 @@ def sentence(request: RequestInfo, found: Sequence[Row], words: Wording = FEDERA
     if row.is_reference:
         whom = "them" if plural else "it"
         return (
-            f"{subject} {verb} taken out by {effort}; the new model was trained without {whom} from the beginning:"
-            + (f" {outcome}.")
+            f"{subject} {verb} taken out by {effort}; the new model was trained without {whom} from the beginning"
+            + (f": {outcome}." if numbers else ".")
         )
     shown, checked = tables.judged(row, before, retrain), _checked(request)
     if shown == "partly":
@@ -148,7 +155,7 @@ def sentence(request: RequestInfo, found: Sequence[Row], words: Wording = FEDERA
             f"whether {'they are' if plural else 'it is'} out was not measured, for {_not_shown(row, before, retrain)}"
         )
         return f"{subject.rstrip(',')}: after {effort}, {outcome}; {out}."
-    return f"{subject} {verb} {how} {effort}: {outcome}."
+    return f"{subject} {verb} {how} {effort}" + (f": {outcome}." if numbers else ".")
 
 
 def left_before(request: RequestInfo, words: Wording = FEDERATED) -> str:
@@ -352,31 +359,25 @@ def _values(row: Row) -> dict[str, Value]:
 # --- what a page does not say, and what is missing --------------------------------------------------------------------
 
 
-NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
+NOT_PROOF = "This is evidence, not proof."
 
 
-def caveats(sections: Iterable[tuple[str, UndoSection]], retrain: bool) -> list[str]:
-    """What the sentences of a page leave open, from who leaves and what undoing showed."""
-    said, found = [NOT_PROOF], list(sections)
-    if not retrain:
-        said.append(
-            "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
-        )
-    untried, purged = (
-        list(dict.fromkeys(f"{who[0].lower()}{who[1:]}" for who, one in found if one.reason in reasons))
-        for reasons in ((undo.NOT_PROBED,), (undo.PURGED, undo.PROBE_PURGED))
-    )
-    tried = [one for _, one in found if one.reason is None]
-    if untried:
-        some = f"Undoing was not tried for {listed(untried, 'and')}."
-        said.append(some if tried else "Whether it can be undone was not tried.")
-    if tried and not any(one.fitted for one in tried):
-        said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
-    if any(one.weak for one in tried):
-        said.append("Layers were fitted to bring it back, but too weakly to say anything.")
-    if purged:
-        said.append(f"Whether it can be undone for {listed(purged, 'and')} cannot be shown any more: it was purged.")
-    return said
+def lasting(section: UndoSection, row: Row | None) -> str:
+    """Does it last? What attacks brought back of the method in front, or that none was tried."""
+    if section.reason is not None:
+        reason = section.reason.removeprefix(PREFIX)
+        return f"{reason[0].upper()}{reason[1:]}."
+    found = next((own for own in section.methods if row is not None and own[0].method == row.method), None)
+    if found is None:
+        return "The method in front was not attacked; `unfed probe` does it."
+    again = undo.undone(found)
+    return f"No: {again}." if again else undo.conclusion(found) or "It was attacked, but no Retrain beside it."
+
+
+def trust(seeds: int, retrain: bool) -> list[str]:
+    """Can I trust it? What the page's numbers rest on."""
+    said = [NOT_PROOF, f"It rests on {'one seed' if seeds == 1 else f'{seeds} seeds'}."]
+    return said if retrain else [*said, "There is no Retrain to compare with."]
 
 
 def unfinished(run: RunInfo, lines: Sequence[Line]) -> list[str]:

@@ -229,16 +229,19 @@ def sentence(found: Sequence[Undoing]) -> str:
     test = mean_of(found, "unlearned", "flip", "test")
     if not fitted(found) and is_measured(test):
         said.append(f"The model turned back is right on {test:.1f} % of the test data.")
-    said.append(_conclusion(found, published, worst(found, "retrain", metric)))
+    said.append(conclusion(found))
     if found[0].over:
         said.append(f"Forget is over all that had left by then: {listed(found[0].over, 'and')}.")
     return " ".join(filter(None, said))
 
 
-def _conclusion(found: Sequence[Undoing], published: float, theirs: Value) -> str:
-    if is_measured(theirs) and published > theirs + ABOVE:
+def conclusion(found: Sequence[Undoing]) -> str:
+    """What the attacks on one method come to; empty where Retrain was not attacked beside it."""
+    metric = metric_of(found)
+    published, theirs = mean_of(found, "unlearned", "published", metric), worst(found, "retrain", metric)
+    if is_measured(published) and is_measured(theirs) and published > theirs + ABOVE:
         return "It was not forgotten to begin with."
-    if comes_back(found):
+    if undone(found):
         return "What was forgotten can be brought back."
     if not fitted(found):
         return "Only the public inverse was tried."
@@ -253,8 +256,8 @@ def _after(found: Sequence[Undoing], who: str, attack: str, name: str) -> Value:
     return mean_of(found, who, attack, name) if plain else worst(found, who, name)
 
 
-def comes_back(found: Sequence[Undoing]) -> str | None:
-    """One sentence where more comes back than in Retrain treated alike; None where nothing does."""
+def undone(found: Sequence[Undoing]) -> str | None:
+    """What comes back, where that is more than in Retrain treated alike; None where nothing does."""
     metric = metric_of(found)
     published = mean_of(found, "unlearned", "published", metric)
     attacks = [("flip", metric), ("realign", metric), *([("lift", "back_1")] if metric == "forget" else [])]
@@ -264,11 +267,11 @@ def comes_back(found: Sequence[Undoing]) -> str | None:
     if not more:
         return None
     mine, theirs = max(more)
-    again = f"undone, {SHOWS[metric]} {mine:.1f} % {REST[metric]} again (Retrain, treated alike: {theirs:.1f} %)"
-    return f"What {found[0].title} forgot is still in its model: {again}."
+    return f"undone, {SHOWS[metric]} {mine:.1f} % {REST[metric]} again (Retrain, treated alike: {theirs:.1f} %)"
 
 
 def brought_back(run: RunInfo, request: str, method: str) -> str | None:
-    """The sentence of `comes_back` on a method's models of one request; None where none was undone."""
+    """A sentence on what attacks brought back of one request's models; None where they did not."""
     tried = [one for one in run.undo if (one.request, one.method) == (request, method)]
-    return comes_back(tried) if tried else None
+    again = undone(tried) if tried else None
+    return f"What {tried[0].title} forgot is still in its model: {again}." if again else None
