@@ -152,18 +152,19 @@ def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the
     flip, rest = found.measured["unlearned"]["flip"], found.measured["retrain"]["realign"]
     assert is_measured(flip["backdoor"]) and rest == {"reason": NOT_TRIED}
     page = write_report(run).read_text()
-    assert "only the perturbation&#39;s public inverse was tried" in page and "can be undone was not tried" not in page
+    assert "The model turned back is right on" in page, "a first look says what it tried"
+    assert "Undoing was not tried; <code>" in page, "of the other request"
     (whole,) = quick(run, request="r1", method="not")
     assert whole.measured["unlearned"]["flip"] == flip and is_measured(whole.measured["unlearned"]["realign"]["tried"])
     assert probing.first_look(run, "not") == whole, "what is known is not thrown away for less"
-    assert "public inverse was tried" not in write_report(run).read_text()
+    assert "The model turned back is right on" not in write_report(run).read_text()
     assert probing.first_look(run, "sealed") is None
 
 
 def test_the_top_of_the_page_says_what_comes_back_and_nothing_where_no_more_does_than_in_retrain() -> None:
     said = comes_back(probes(told(4.0, 70.0, 2.0)))
-    assert said is not None and said.startswith("What NoT forgot is still in its model: undone, the backdoor works on")
-    assert said.endswith("again (Retrain, treated alike: 2.0 %).")
+    assert said is not None and said.startswith("undone, the backdoor works on")
+    assert said.endswith("again (Retrain, treated alike: 2.0 %)")
     assert comes_back(probes(told(60.0, 62.0, 2.0))) is None, "what was never forgotten does not come back"
     assert comes_back(probes(told(4.0, 70.0, "not measured: no"))) is None, "without Retrain nothing is beside it"
 

@@ -23,6 +23,7 @@ from unfed.federation.state import Ledger
 from unfed.measures.undo import Knowledge
 from unfed.methods import METHODS, State
 from unfed.report import figures, scorecards
+from unfed.report.drawing import Picture
 from unfed.report.scorecards import BenchResult, NotServed, Scorecard, cells, front, read_results
 from unfed.runs.simulated import simulated
 from unfed.studies.bench import Benchmark, Scenario, UtilityLooks, bench, mean, probes, read_protocol, worst
@@ -294,7 +295,12 @@ def test_a_method_whose_models_did_not_recover_is_not_on_the_front(made: Path, m
     """SSD takes no round: cheaper than all others, and not comparable with them."""
     drawn: list[Any] = []
     pareto = figures.pareto
-    monkeypatch.setattr(figures, "pareto", lambda *args: drawn.append(args) or pareto(*args))
+
+    def watched(*args: Any) -> Picture:
+        drawn.append(args)
+        return pareto(*args)
+
+    monkeypatch.setattr(figures, "pareto", watched)
     results = read_results([made / "out"])
     for i, reached in enumerate((10, 5, 4)):
         card = results[i].scenarios["iid, client"].model_copy(update={"reached": reached})

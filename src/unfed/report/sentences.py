@@ -370,7 +370,7 @@ def lasting(section: UndoSection, row: Row | None) -> str:
     found = next((own for own in section.methods if row is not None and own[0].method == row.method), None)
     if found is None:
         return "The method in front was not attacked; `unfed probe` does it."
-    again = undo.undone(found)
+    again = undo.comes_back(found)
     return f"No: {again}." if again else undo.conclusion(found) or "It was attacked, but no Retrain beside it."
 
 

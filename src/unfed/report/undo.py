@@ -241,7 +241,7 @@ def conclusion(found: Sequence[Undoing]) -> str:
     published, theirs = mean_of(found, "unlearned", "published", metric), worst(found, "retrain", metric)
     if is_measured(published) and is_measured(theirs) and published > theirs + ABOVE:
         return "It was not forgotten to begin with."
-    if undone(found):
+    if comes_back(found):
         return "What was forgotten can be brought back."
     if not fitted(found):
         return "Only the public inverse was tried."
@@ -256,7 +256,7 @@ def _after(found: Sequence[Undoing], who: str, attack: str, name: str) -> Value:
     return mean_of(found, who, attack, name) if plain else worst(found, who, name)
 
 
-def undone(found: Sequence[Undoing]) -> str | None:
+def comes_back(found: Sequence[Undoing]) -> str | None:
     """What comes back, where that is more than in Retrain treated alike; None where nothing does."""
     metric = metric_of(found)
     published = mean_of(found, "unlearned", "published", metric)
@@ -273,5 +273,5 @@ def undone(found: Sequence[Undoing]) -> str | None:
 def brought_back(run: RunInfo, request: str, method: str) -> str | None:
     """A sentence on what attacks brought back of one request's models; None where they did not."""
     tried = [one for one in run.undo if (one.request, one.method) == (request, method)]
-    again = undone(tried) if tried else None
+    again = comes_back(tried) if tried else None
     return f"What {tried[0].title} forgot is still in its model: {again}." if again else None
