@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from unfed import storage
@@ -249,6 +250,22 @@ def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> No
     ]:
         code, out, err = unfed(*arguments)
         assert code == 2 and says in err.replace("\n", " ") and not out.strip(), err
+
+
+def test_a_model_goes_into_a_folder_with_its_card(unfed: Callable[..., Any], done: Path, here: Path) -> None:
+    code, out, _ = unfed("export", done, "--method", "not", "-o", "hub")
+    assert code == 0 and "Wrote hub: the model 0/r1/not, which is not in force." in out.replace("\n", " ")
+    assert {path.name for path in (here / "hub").iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    config = json.loads((here / "hub/config.json").read_text())
+    assert config["architectures"] == ["cnn-tiny"] and config["unfed"]["way_back"]
+    assert {*load_file(here / "hub/model.safetensors")} == {*storage.load(here / "hub/model.safetensors")[0]}
+    card = (here / "hub/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: safetensors\n") and card.splitlines()[5].endswith(": NoT")
+    for word in ("Request `r1`, by NoT.", "| Retrain |", "Does it last? ", "This is evidence, not proof."):
+        assert word in card
+    affected = json.loads(unfed("lineage", done, "--affected", "0", "--json")[1])
+    assert str(here / "hub/model.safetensors") in json.dumps(affected), "an export is found again"
+    assert unfed("export", done, "--method", "not", "-o", "hub")[0] == 2, "a folder that is there is not written over"
 
 
 def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here: Path) -> None:

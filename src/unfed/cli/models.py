@@ -21,21 +21,22 @@ def export(
     method: Annotated[str | None, which("The model that this method left; `train` for θ*.")] = None,
     request: Annotated[str | None, which("Under this request, where there are several.")] = None,
     seed: Annotated[int | None, which("Which repetition, if a run has several.")] = None,
-    out: Annotated[Path, out_option("The safetensors file to write.")],
+    out: Annotated[Path, out_option("A .safetensors file, or a folder for Hugging Face's tools.")],
 ) -> None:
-    """Write a model of a run to a file.
+    """Write a model of a run to a file, or to a folder with a model card.
 
     By default it is the model in force.
     """
     from unfed import storage
     from unfed.cli.evidence import entered
     from unfed.cli.looking import refuse_damaged
-    from unfed.folder.carriers import hand_out
+    from unfed.folder.carriers import hand_out, handed
     from unfed.requests.reversible import ways_back
     from unfed.runs.run import Run
-    from unfed.runs.status import in_force, to_hand_out
+    from unfed.runs.status import in_force, info_of, to_hand_out
 
     _safetensors(out)
+    file = out if out.suffix else out / "model.safetensors"
     opened = Run.open(run)
     current = in_force(opened, opened.one_seed(seed))
     if method is None and request is None:
@@ -51,7 +52,16 @@ def export(
     about |= {"still_in_it": list(current.still_in_it)} if is_current else {}
     about |= {storage.WAY_BACK: back} if (back := ways_back(opened.folder.book(), job)) else {}
     with entered(opened.folder):
-        hand_out(opened.folder, "export", out, storage.packed(params, about), job)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        hand_out(opened.folder, "export", file, storage.packed(params, about), job)
+        if file != out:
+            from unfed.report.card import model_card  # it draws nothing, but reads the rules of a report
+
+            shown = [one for one in handed(opened.folder) if one.what == "evidence" and one.request == job.request]
+            evidence = {Path(one.file).name: one.sha256 for one in shown}
+            storage.write_json(out / "config.json", {"architectures": [model.name], "unfed": about})
+            card = model_card(info_of(opened), opened.lines(), job, about, evidence)
+            storage.write_bytes(out / "README.md", card.encode())
     say(f"Wrote {out}: {what}.")
 
 

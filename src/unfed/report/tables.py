@@ -303,16 +303,16 @@ def _verdict_or(row: Row, cell: Cell) -> Cell:
 
 def markdown_line(cells: Sequence[str]) -> str:
     """One line of a GitHub table."""
-    return "| " + " | ".join(_markdown_escape(cell) for cell in cells) + " |"
+    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
 
 
-def _markdown_escape(text: str) -> str:
+def markdown_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 def _markdown_notes(made: ResultTable) -> list[str]:
     found = notes(made)
-    return ["", *(f"- {_markdown_escape(note)}" for note in found)] if found else []
+    return ["", *(f"- {markdown_text(note)}" for note in found)] if found else []
 
 
 def _latex_cells(row: Row, cells: Sequence[Cell]) -> Iterator[str]:
