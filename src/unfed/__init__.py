@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unfed.central import Result, unlearn
     from unfed.config.config import Config
     from unfed.data import Request
+    from unfed.data.fetch.tables import read
     from unfed.errors import Refused, UnfedError, UnfedWarning
     from unfed.plugins import allow_code
     from unfed.runs.run import Run
@@ -36,6 +37,7 @@ _HOMES = {
     "allow_code": "unfed.plugins",
     "negate": "unfed.api",
     "plot": "unfed.api",
+    "read": "unfed.data.fetch.tables",
     "results": "unfed.api",
     "unlearn": "unfed.central",
     "write_report": "unfed.api",
@@ -52,6 +54,7 @@ __all__ = [
     "allow_code",
     "negate",
     "plot",
+    "read",
     "results",
     "unlearn",
     "write_report",

@@ -41,7 +41,7 @@ Factory = Callable[[], nn.Module]
 
 def library(name: str) -> Any:
     """An installed library, or the reason why its tests are skipped."""
-    if importlib.util.find_spec(name) is None:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
         pytest.skip(f"{name} is not installed; `make test-zoo` installs it")
     _operators_of_torchvision()
     return pytest.importorskip(name)
@@ -137,6 +137,25 @@ def test_rows_of_different_lengths_come_padded_from_a_collator() -> None:
     plain = unfed.unlearn(model, data={**TEXT, "input_ids": IDS * MASK}, forget=[0, 1], method="ft", epochs=1, lr=0.01)
     first, second = params_of(result.model), params_of(plain.model)
     assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_a_datasets_object_and_a_parquet_file_are_read(tmp_path: Path) -> None:
+    d, parquet = library("datasets"), library("pyarrow.parquet")
+    columns: dict[str, Any] = {"input_ids": IDS.tolist(), "attention_mask": MASK.tolist(), "label": Y.tolist()}
+    rows = d.Dataset.from_dict({**columns, "text": ["left out"] * 40})
+    model = made(language("Bert"))
+    result = unfed.unlearn(model, data=rows, forget=[0, 1], method="ft", epochs=1, lr=0.01)
+    plain = unfed.unlearn(model, data=TEXT, forget=[0, 1], method="ft", epochs=1, lr=0.01)
+    first, second = params_of(result.model), params_of(plain.model)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    with pytest.raises(UnfedError, match="raw text; tokenise it first"):
+        unfed.unlearn(model, data=d.Dataset.from_dict({"text": ["a film"], "label": [0]}), forget=[0])
+    table = library("pyarrow").table({"age": [30, 40], "old": [False, True], "label": ["no", "yes"]})
+    parquet.write_table(table.drop_columns(["old"]), tmp_path / "t.parquet")
+    found = unfed.read(tmp_path / "t.parquet")
+    assert found.x.tolist() == [[30.0], [40.0]] and found.classes == ("no", "yes")
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert unfed.read(tmp_path / "t.parquet", label="old", owner="label").classes == ("False", "True")
 
 
 def _words() -> Any:

@@ -77,7 +77,8 @@ def follow(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_on_text_and_tables_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow("beyond-images.md", monkeypatch)
-    assert Run.open("runs/own-text").lines()[-1]["method"] == "not"
+    people = Run.open("runs/people")
+    assert people.lines()[-1]["method"] == "not" and people.description.classes == ("no", "yes")
 
 
 def test_the_page_on_data_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

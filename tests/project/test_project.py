@@ -150,7 +150,7 @@ def imported(stdlib: bool = False) -> dict[str, str]:
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
-USED = ("flower", "trust", "serve", "tune", "wandb", "mlflow")
+USED = ("flower", "trust", "serve", "tune", "wandb", "mlflow", "parquet")
 """Extras whose packages are imported, each when it is asked for."""
 
 

@@ -115,12 +115,22 @@ def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
     assert len({name for name, *_ in links}) == len(links)
 
 
-def test_results_as_plain_values_keep_what_was_not_measured() -> None:
+def test_columns_of_numbers_hold_numbers_only_and_why_there_is_none_stands_beside_them() -> None:
     _, lines = fake_run(methods=("not", "ft"))
     (first, *_) = [record for record in tables.records(rows(lines, "last")) if record["method"] == "not"]
-    assert first["average_gap"] == "not measured: no Retrain of this request" and isinstance(first["test"], float)
-    text = tables.csv_text([first])
-    assert "not measured: no Retrain of this request" in text and "rounds" in text.splitlines()[0]
+    assert first["average_gap"] is None and isinstance(first["test"], float)
+    assert first["not_measured"]["average_gap"] == "no Retrain of this request"
+    (line,) = csv.DictReader(io.StringIO(tables.csv_text([first])))
+    assert line["average_gap"] == "" and float(line["test"]) == first["test"]
+    assert json.loads(line["not_measured"]) == first["not_measured"], "CSV and JSON say the same"
+
+
+def test_a_method_has_one_title_in_every_format() -> None:
+    _, lines = fake_run(methods=("not", "shrink.py"))
+    found = rows(lines, "last")
+    shown = [record["title"] for record in tables.records(found)]
+    assert shown == [cells[0].text for cells in tables.table(found).body] and "shrink" in shown
+    assert all(tables.numbers_only(line)["title"] in {*shown, "Training"} for line in lines)
 
 
 def test_who_was_asked_is_json_in_a_csv() -> None:

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from unfed.data import DatasetSource, Source, TensorSource
-from unfed.data.packing import Names, PackedRows, as_floats, as_tensor, layout, taken_apart
+from unfed.data.packing import TOKENISE, Names, PackedRows, as_floats, as_tensor, is_text, layout, taken_apart
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import Inputs, called
 
@@ -116,11 +116,7 @@ def _is_whole(data: Data) -> bool:
 
 def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Names) -> Rows:
     """A whole set in one pair of tensors."""
-    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf":
-        raise UnfedError(
-            f"{name} has labels that are no numbers ({labels.dtype}); numpy.unique(names, return_inverse=True)[1] makes"
-            " class numbers of them, the order being that in which the model was trained."
-        )
+    _refuse_text(inputs, labels, name)
     try:
         tensors = {key: torch.as_tensor(value) for key, value in inputs.items()}
         y = torch.as_tensor(labels)
@@ -144,11 +140,24 @@ def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Name
     return Rows(name, (first if inside is None else inside.pack(tensors), y), inputs=inside, names=names)
 
 
+def _refuse_text(inputs: Mapping[str | int, Any], labels: Any, name: str) -> None:
+    """Refuse names in the place of labels, and texts in the place of token ids."""
+    if is_text(labels) or (isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf"):
+        said = labels if isinstance(labels, str) else labels[0]
+        raise UnfedError(
+            f"{name} has labels that are no numbers (such as {str(said)!r}); number them in the order in which the"
+            " model was trained: names.index(label)."
+        )
+    if any(is_text(value) for value in inputs.values()):
+        raise UnfedError(f"{name} holds raw text; {TOKENISE}")
+
+
 def _layout_of_rows(data: Any, name: str, names: Names) -> Inputs | None:
     """How the rows of a map-style data set lie, by its first one."""
     where = f"Row 0 of {name}"
-    found, _ = taken_apart(data[0], where, names)
+    found, label = taken_apart(data[0], where, names)
     (key, lone), *more = found.items()
+    _refuse_text(found, label, where)
     if not more and key == 0 and not (isinstance(lone, Tensor | np.ndarray | list) and np.ndim(lone) == 1):
         return None  # an image, or whatever else a data set of pairs holds
     return layout({key: as_tensor(value, where) for key, value in found.items()}, rows=False)
@@ -205,6 +214,7 @@ def _in_memory(data: Iterable[Any], name: str, names: Names) -> Rows:
     labels: list[Tensor] = []
     for number, item in enumerate(data):
         found, label = taken_apart(item, f"Item {number} of {name}", names)
+        _refuse_text(found, label, f"Item {number} of {name}")
         y = torch.as_tensor(label)
         for key, value in found.items():
             x = torch.as_tensor(value)

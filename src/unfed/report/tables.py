@@ -28,7 +28,7 @@ from unfed.measures.metrics import COLUMNS, FEWEST_APART, GAP_METRICS, Spread
 from unfed.methods import METHODS
 from unfed.report.rules import COSTS, METRICS, RULES, Row
 from unfed.report.wording import FEDERATED, Wording
-from unfed.values import is_measured
+from unfed.values import PREFIX, is_measured
 
 # --- rows as tables: Markdown, LaTeX (booktabs) and plain cells for a console -----------------------------------------
 
@@ -433,8 +433,17 @@ def _by_luck(row: Row) -> float:
 
 
 def records(found: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows of a table as plain values: a number, or why there is none."""
-    return [_record(row) for row in found]
+    """The rows of a table as plain values."""
+    return [numbers_only(_record(row)) for row in found]
+
+
+def numbers_only(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line whose columns of numbers hold numbers or nothing.
+
+    Why there is nothing stands in `not_measured`, by column. `title` is what tables and figures call the method.
+    """
+    why = {key: value.removeprefix(PREFIX) for key, value in line.items() if str(value).startswith(PREFIX)}
+    return {**line, **dict.fromkeys(why), "title": name_of(line["method"]), "not_measured": why or None}
 
 
 def _record(row: Row) -> dict[str, Any]:

@@ -129,6 +129,8 @@ def description(
         seeds=config.seed_list,
         clients=tuple(c.name for c in world.clients),
         topped_up_clients=tuple(str(k) for k in world.repaired),
+        classes=() if world.loaded is None else world.loaded.classes,
+        columns={} if world.loaded is None else world.loaded.columns,
         versions=dict(versions()),
         revisions=revisions.of((method.name for method in methods.values()), config.to_json()),
         hardware=hardware(world.device, world.threads),

@@ -35,6 +35,7 @@ from unfed.data import (
     shards,
     split,
 )
+from unfed.data.fetch.tables import TableFile
 from unfed.engines import Batched
 from unfed.engines.choice import EngineChoice, choose_engine, fixed_order
 from unfed.errors import UnfedError, UnfedWarning
@@ -102,7 +103,7 @@ def data_set(config: Config, seeds: Seeds, device: torch.device, name: str | Non
     wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
     found = load(
         data.name if name is None else name,
-        root=data.root,
+        root=TableFile(data.root, data.label, data.owner) if name is None else data.root,
         test_size=data.test_size,
         seed=seeds.partition,
         device=device,
@@ -132,7 +133,7 @@ def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
         if dataset.owners is None:
             raise UnfedError(
                 f"The data set {dataset.name!r} does not say whose its rows are; set partition.scheme to iid, dirichlet"
-                " or shards, or return (x, y, owners)."
+                " or shards, name a column in data.owner, or return (x, y, owners)."
             )
         return natural(dataset.owners, part.clients, seed)
     return shards(labels, part.clients, part.shards_per_client, seed)

@@ -262,7 +262,7 @@ def reviews(root: Path | None) -> Read:
             ids.append(tokens(row["text"]))
             labels.append(int(row["label"]))
             sources.append(row["source"])
-    owners, groups = _numbered(sources)
+    owners, groups = numbered(sources)
     return Read(torch.tensor(ids), torch.tensor(labels), ("bad", "good"), owners, groups)
 
 
@@ -283,10 +283,10 @@ def flights(root: Path | None) -> Read:
             carriers.append(row["carrier"])
             destinations.append(row["dest"])
     turns = 2 * torch.pi * torch.tensor(moments, dtype=torch.float32)
-    places, names = _numbered(destinations)
+    places, names = numbered(destinations)
     x = torch.cat([turns.sin(), turns.cos(), torch.nn.functional.one_hot(places, len(names)).float()], 1)
-    y, airports = _numbered(origins)
-    owners, groups = _numbered(carriers)
+    y, airports = numbered(origins)
+    owners, groups = numbered(carriers)
     return Read(x, y, airports, owners, groups)
 
 
@@ -299,7 +299,7 @@ def _rows(file: io.TextIOBase | io.TextIOWrapper, path: Path, columns: tuple[str
     yield from reader
 
 
-def _numbered(values: list[str]) -> tuple[Tensor, tuple[str, ...]]:
+def numbered(values: list[str]) -> tuple[Tensor, tuple[str, ...]]:
     """Names as numbers, in alphabetical order, and the names."""
     names, numbers = np.unique(np.array(values), return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), tuple(str(name) for name in names)
