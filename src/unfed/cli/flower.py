@@ -10,6 +10,7 @@ import typer
 import unfed
 from unfed.cli.console import echo_json, print_table, say
 from unfed.cli.options import Json, plain
+from unfed.cli.run import project_name
 from unfed.errors import UnfedError, extra
 
 app = typer.Typer(help="Run on separate machines with Flower.", no_args_is_help=True)
@@ -33,7 +34,7 @@ def init(
     if file.exists():
         raise UnfedError(f"{file} is there already; choose another folder, or edit that file.")
     where = (run_folder or folder / "run").resolve()
-    name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "unfed-app"
+    name = project_name(folder)
     template = files("unfed.cli").joinpath("flower_app.toml").read_text(encoding="utf-8")
     text = template.format(name=name, version=unfed.__version__, folder=where, nodes=nodes)
     storage.deliver(file, text.encode())

@@ -30,7 +30,7 @@ from unfed.cli.options import plain
 from unfed.errors import UnfedError, UnfedWarning
 
 PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
-    "Begin": {"demo": run.demo, "run": run.run, "sweep": studies.sweep, "resume": run.resume},
+    "Begin": {"demo": run.demo, "new": run.new, "run": run.run, "sweep": studies.sweep, "resume": run.resume},
     "Serve a deletion request": {
         "forget": requests.forget,
         "status": looking.status,

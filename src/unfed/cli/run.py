@@ -1,10 +1,12 @@
-"""The commands that train: `unfed demo`, `unfed run`, `unfed resume`."""
+"""The commands that begin: `unfed demo`, `unfed new`, `unfed run`, `unfed resume`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.markup import escape
 
 from unfed.cli.console import echo_json, say, stderr, stdout
@@ -62,6 +64,28 @@ def demo(
         changes.append(chosen(methods, list(METHODS)))
     run = _begin(Config.preset(preset, with_device(changes, device)), out, "demo", as_json or quiet)
     _work(run, as_json, quiet, more=lambda run: [*display.can_be_undone(run), *display.next_steps(run)])
+
+
+def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")]) -> None:
+    """Make a project: your data, your model, a config and a test.
+
+    All of it runs at once. Then replace data and model by yours.
+    """
+    from unfed import storage
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UnfedError(f"{folder} is there already and not an empty folder; name another.")
+    name = project_name(folder)
+    template = files("unfed.cli").joinpath("project.txt").read_text(encoding="utf-8").format(name=name)
+    for part in template.split("=== ")[1:]:
+        file, _, text = part.partition("\n")
+        storage.deliver(folder / file, text.encode())
+    say(f"Wrote {folder}. Next: cd {folder} && unfed run experiment.toml --allow-code")
+
+
+def project_name(folder: Path) -> str:
+    """A name for what is made in a folder: lower case, with dashes for whatever is no letter or digit."""
+    return "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "project"
 
 
 def run(
