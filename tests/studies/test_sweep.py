@@ -241,7 +241,7 @@ def test_several_processes_end_all_cells_and_raise_the_first_error(in_process: l
 def test_how_many_work_at_once(here: Path) -> None:
     made = sweep.make(lambda c: Config.read("tiny.toml", c), variants([Axis.of("seed=0,1")]), here / "out")
     runs = sweep.runs_of(made)
-    assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) >= 1
+    assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) in (1, 2)
     runs[0].description = runs[0].description.model_copy(update={"hardware": "CPU, 4 CPU threads"})
     assert sweep.at_once(runs, None) == 1
     with pytest.raises(UnfedError, match="At least 1 process must work, not 0"):

@@ -1,7 +1,9 @@
 """The commands over many models: `sweep`, `population`, `judge`, `bench`."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,10 +41,14 @@ if TYPE_CHECKING:
     from unfed.report.scorecards import BenchResult
     from unfed.runs.run import Run
     from unfed.studies.grid import Said
+    from unfed.studies.grid import Workers as Taken
     from unfed.studies.stress import HarmLeft
     from unfed.studies.sweep import Axis, Member
 
 Jobs = Annotated[int | None, how("How many at once; default: one per core if each uses one thread.")]
+Workers = Annotated[
+    str | None, how("`ray`: one per GPU or core of the Ray cluster at RAY_ADDRESS, or of this machine.")
+]
 BESIDE = 3
 """So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
 
@@ -57,6 +63,7 @@ def sweep(
     ] = [],
     methods: Methods = None,
     jobs: Jobs = None,
+    workers: Workers = None,
     sets: Sets = [],
     allow_code: AllowCode = False,
     rule: Annotated[str, output("The table's rule: best-gap, recovered or last.")] = "last",
@@ -91,8 +98,8 @@ def sweep(
     runs = sweeping.runs_of(members)
     if not (as_json or quiet) and len(runs) < len(members):
         say(f"{len(members)} combinations share {counted(len(runs), 'run')}: they differ in their methods alone.")
-    with resumable():
-        failed = _sweep(runs, jobs, allow_code, as_json or quiet, where)
+    with resumable(), _workers(jobs, workers) as taken:
+        failed = _sweep(runs, taken, allow_code, as_json or quiet, where)
     page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
     if as_json:
         made = [
@@ -114,25 +121,47 @@ def _own(methods: str | None, axes: Sequence["Axis"]) -> list[str]:
     return [chosen(methods)]
 
 
-def _sweep(runs: Sequence["Run"], jobs: int | None, allow_code: bool, silent: bool, where: Path) -> dict[str, str]:
+@contextmanager
+def _workers(jobs: int | None, workers: str | None) -> Iterator["Taken | None"]:
+    """What works on the cells of a grid: processes of this machine, or a Ray cluster."""
+    from unfed.studies.grid import on_ray
+
+    if workers not in (None, "ray"):
+        raise UnfedError(f"--workers takes ray, not {workers!r}; leave it out for processes of this machine.")
+    with ExitStack() as stack:
+        if workers:
+            stack.enter_context(redirect_stdout(sys.stderr))  # Ray says on stdout that a worker died
+        yield stack.enter_context(on_ray(jobs)) if workers else jobs
+
+
+def _sweep(runs: Sequence["Run"], jobs: "Taken | None", allow_code: bool, silent: bool, where: Path) -> dict[str, str]:
     """Do what is not done, and name each run that ends; what failed, by folder."""
     from unfed.cli.display import clock_text
     from unfed.studies import grid
     from unfed.studies import sweep as sweeping
 
-    at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
+    at_once, failed, done, left = sweeping.at_once(runs, jobs), {}, 0, 0
     if not silent:
-        say(f"{counted(len(runs), 'run')} in {where}, {at_once} at once.")
+        say(f"{counted(len(runs), 'run')} in {where}, {at_once if isinstance(at_once, int) else 'on Ray'} at once.")
     for one in grid.work(sweeping.cells(runs, allow_code), at_once, where):
         done += 1
         if one.error:
             failed[one.cell.name] = one.error
-        if not silent:
+        if one.found:
+            left += 1
+        elif not silent:
             mark = "[red]✗[/red]" if one.error else "[green]✓[/green]"
             stdout.print(f"{mark} {escape(Path(one.cell.name).name)} in {clock_text(one.seconds)}")
     if not silent and done < len(runs):
         say(f"{len(runs) - done} of them were finished already.")
+    if left:
+        _left_to_another(f"{left} of the runs", where)
     return failed
+
+
+def _left_to_another(what: str, where: Path) -> None:
+    said = f"Another process is at {what} in {escape(str(where))}; give the same command again when it is done."
+    stderr.print(said, soft_wrap=True)
 
 
 def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: bool) -> Path | None:
@@ -174,6 +203,7 @@ def population(
     sets: Sets = [],
     device: Device = None,
     jobs: Jobs = None,
+    workers: Workers = None,
     allow_code: AllowCode = False,
     out: Annotated[
         Path | None, out_option("Where it goes; default runs/NAME-population, with --cases NAME-stress.", file=False)
@@ -194,22 +224,18 @@ def population(
     count = models if models is not None else 64 if cases is None else 4
     read = read_with_methods(config, with_device(sets, device), methods, serving=cases is None)
     folder = out or Path("runs", f"{read.name}-{'population' if cases is None else 'stress'}")
-    with resumable(), _Bar(stderr, silent or as_json) as bar:
+    with resumable(), _workers(jobs, workers) as taken:
+        with _Bar(stderr, silent or as_json) as bar:
+            if cases is not None:
+                harm = _stress(read, count, folder, cases, bound, bar.said, taken)
+            else:
+                found = populate(read, count, folder, bar.said, taken)
         if cases is not None:
-            harm = _stress(read, count, folder, cases, bound, bar.said, jobs)
-        else:
-            found = populate(read, count, folder, bar.said, jobs)
-    if cases is not None:
-        _show_harm(harm, count, bound, folder, as_json, silent)
-        return
-    if left := missing(found, read, count):
-        stderr.print(
-            f"Another process is at {left} of the models in {escape(str(folder))}; give the same command again when it"
-            " is done.",
-            soft_wrap=True,
-        )
-    with resumable():
-        tuned = None if tune is None else _tune(read, found, tune, trials, trial_models, jobs, as_json or silent)
+            _show_harm(harm, count, bound, folder, as_json, silent)
+            return
+        if left := missing(found, read, count):
+            _left_to_another(f"{left} of the models", folder)
+        tuned = None if tune is None else _tune(read, found, tune, trials, trial_models, taken, as_json or silent)
     found = store.load(folder)
     rows = store.accuracies(found)
     if as_json:
@@ -270,6 +296,7 @@ def judge(
     run: Annotated[Path | None, plain("A run of the same config, whose report shows it too.")] = None,
     quick: Annotated[bool, plain("A fifth of the random draws: quicker, less exact.", "--quick")] = False,
     jobs: Annotated[int | None, plain("Methods at once; default: one per core.")] = None,
+    workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -289,7 +316,8 @@ def judge(
     found = store.load(population)
     if not (as_json or quiet):
         stderr.print(f"Judging {found.about.models} models of each kind …", soft_wrap=True)
-    whole = judged(found, QUICK if quick else None, jobs)
+    with _workers(jobs, workers) as taken:
+        whole = judged(found, QUICK if quick else None, taken)
     found_out, report = records.read(Judged, whole, str(population)), population / "report.html"
     storage.write_bytes(report, population_page(found_out).encode())
     if opened is not None:
@@ -319,7 +347,7 @@ def _show_judged(whole: "Judged") -> None:
 
 
 def _stress(
-    config: "Config", models: int, folder: Path, cases: str, bound: float, said: "Said", jobs: int | None
+    config: "Config", models: int, folder: Path, cases: str, bound: float, said: "Said", jobs: "Taken | None"
 ) -> list["HarmLeft"]:
     """Train what is missing of these cases, and see what is left behind."""
     from unfed.studies.stress import CASES, stress
@@ -365,7 +393,7 @@ def _cell(cell: "HarmLeft | None") -> str:
 
 
 def _tune(
-    config: "Config", found: "Population", methods: str, trials: int, models: int, jobs: int | None, silent: bool
+    config: "Config", found: "Population", methods: str, trials: int, models: int, jobs: "Taken | None", silent: bool
 ) -> list[dict[str, Any]]:
     """Choose hyperparameters, and say of every trial what it showed."""
     from unfed import records
@@ -407,6 +435,7 @@ def bench(
     models: Annotated[int | None, how("Fewer models of each kind, for a look; a ranking refuses these.")] = None,
     device: Device = None,
     jobs: Jobs = None,
+    workers: Workers = None,
     allow_code: AllowCode = False,
     out: Annotated[Path | None, out_option("Where results go; default results/bench/SUITE.", file=False)] = None,
     page: Annotated[Path | None, output("Rank these results on one HTML page.", "--page", callback=plain_file)] = None,
@@ -428,6 +457,9 @@ def bench(
         say(f"Ranking of {counted(len(results), 'method')}: {page}")
         return
     names = benchmark.all_methods() if methods == ["all"] else methods
+    code = any(map(plugins.looks_like_code, names))
+    if code and workers is not None:
+        raise UnfedError("Code of your own runs in one process only; leave --workers out.")
     folder = out or Path("results", "bench", Path(suite).stem)
     noted = " ".join(["unfed bench", *methods, "--suite", suite, *(["--device", device] if device else [])])
     work = benchmark.Benchmark.of(suite, names, folder, models, device or "auto", noted)
@@ -435,8 +467,8 @@ def bench(
         _conforms(name)
     if not (as_json or silent):
         stderr.print(f"{work.protocol.bench} {work.protocol.suite}, protocol SHA-256 {work.sha256}", soft_wrap=True)
-    with resumable(), _Bar(stderr, silent or as_json) as bar:
-        found = benchmark.bench(work, bar.said, 1 if any(map(plugins.looks_like_code, names)) else jobs)
+    with resumable(), _workers(jobs, workers) as taken, _Bar(stderr, silent or as_json) as bar:
+        found = benchmark.bench(work, bar.said, 1 if code else taken)
     if as_json:
         echo_json([one.to_json() for one in found])
     elif not silent:

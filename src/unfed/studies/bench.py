@@ -56,7 +56,7 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
 from unfed.studies import grid
 from unfed.studies.cohort import Cohort
-from unfed.studies.grid import GridCell, Said, quiet
+from unfed.studies.grid import GridCell, Said, Workers, quiet
 from unfed.studies.population import EARLIER, RowGroups, at_once
 from unfed.values import is_measured
 
@@ -222,7 +222,7 @@ def edition(name: str) -> str:
 
 
 @process_as_before()
-def bench(work: Benchmark, said: Said = quiet, jobs: int | None = 1) -> list[BenchResult]:
+def bench(work: Benchmark, said: Said = quiet, jobs: Workers | None = 1) -> list[BenchResult]:
     """Do what is missing of a benchmark, and give the results of its methods."""
     plugins.permit([("METHOD", name) for name in work.methods.values() if plugins.looks_like_code(name)])
     first = simulated(work.config(*work.scenarios[0]), 0)
@@ -230,7 +230,7 @@ def bench(work: Benchmark, said: Said = quiet, jobs: int | None = 1) -> list[Ben
         first.config.method(label).check(first.template.module)
     _begin(work, hardware(first.device, first.threads))
     count = at_once(first, len(work.scenarios) * len(work.methods), jobs)
-    for cells in _stages(work, apart=count > 1):
+    for cells in _stages(work, apart=count != 1):
         grid.run(cells, at_once(first, len(cells), jobs) if cells else 1, work.folder / "work", said)
     return [result for label in work.methods if (result := work.finish(label)) is not None]
 

@@ -21,19 +21,20 @@ from unfed.methods import METHODS
 from unfed.requests.book import overlap, owners
 from unfed.runs.record import RunRecord
 from unfed.studies import grid
-from unfed.studies.grid import GridCell, Said
+from unfed.studies.grid import GridCell, Said, Workers
 from unfed.studies.population import of_another
 
 QUICK = Resampling(draws=200, permutations=200)
 
 
-def judged(population: Population, effort: Resampling | None = None, jobs: int | None = 1) -> dict[str, Any]:
+def judged(population: Population, effort: Resampling | None = None, jobs: Workers | None = 1) -> dict[str, Any]:
     """Measure a population, and keep what was found in its folder.
 
     Args:
         population: With a method's models beside Retrains.
         effort: How many draws stand behind intervals and p-values.
-        jobs: How many methods are measured at once, each in a process of its own; None is one per core.
+        jobs: How many methods are measured at once, each in a process of its own, or a Ray cluster; None is one per
+            core.
     """
     about, effort = population.about, effort or Resampling()
     kinds = {kind: len(population.done(kind)) for kind in about.kinds if kind not in (BEFORE, RETRAIN)}
@@ -47,7 +48,7 @@ def judged(population: Population, effort: Resampling | None = None, jobs: int |
         population.logits(next(iter(kinds)), "forget")  # which says how many are missing
     judges = _judge(population, effort)
     count = grid.at_once(len(methods), True, jobs)
-    shared = () if count > 1 else (judges,)
+    shared = () if count != 1 else (judges,)
     common = str(population.folder), effort
     cells = [GridCell(f"judge {kind}", _measured, (*common, kind, title, *shared)) for kind, title in methods.items()]
     found = grid.run(cells, count, population.folder)

@@ -40,7 +40,7 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
 from unfed.studies import grid
 from unfed.studies.cohort import Cohort
-from unfed.studies.grid import GridCell, Said, quiet
+from unfed.studies.grid import GridCell, Ray, Said, Workers, quiet
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
@@ -84,7 +84,7 @@ def populate(
     models: int,
     folder: str | Path,
     said: Said = quiet,
-    jobs: int | None = 1,
+    jobs: Workers | None = 1,
     together: bool = True,
 ) -> Population:
     """Train what is missing of a population with so many models of each kind.
@@ -94,21 +94,26 @@ def populate(
         models: How many of each kind.
         folder: Where the population is, or where it is to be.
         said: Called after every round.
-        jobs: How many work at once; None is one per core where each computes on one thread of the CPU. The
-            models are the same bytes.
+        jobs: How many work at once, or a Ray cluster; None is one per core where each computes on one thread of the
+            CPU. The models are the same bytes.
         together: False is one federation after another: the same to the last bits, more slowly.
     """
     refuse_code_apart(config, jobs)
     where = Path(folder)
-    world, cells = begun(config, models, where, together)
+    world, cells = begun(config, models, where, together, jobs.gpus if isinstance(jobs, Ray) else 1)
     count = at_once(world, len(cells), jobs)
-    given = cells if count > 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells]
+    given = cells if count != 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells]
     grid.run(given, count, where, said)
     return store.load(folder)
 
 
-def begun(config: Config, models: int, where: Path, together: bool = True) -> tuple[World, list[GridCell]]:
-    """Write down what a population is of; what is missing of it are cells, one per cohort of seeds."""
+def begun(
+    config: Config, models: int, where: Path, together: bool = True, gpus: int = 1
+) -> tuple[World, list[GridCell]]:
+    """Write down what a population is of; what is missing of it are cells, one per cohort of seeds.
+
+    Several GPUs share a new population's seeds out.
+    """
     labels = checked(config, models)
     plugins.permit(config.code())
     world = simulated(config, config.seed_list[0])
@@ -118,7 +123,7 @@ def begun(config: Config, models: int, where: Path, together: bool = True) -> tu
         admission.welcome(config, label, config.requests()[0], ())
     rows = RowGroups.of(world, config.requests()[0])
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    about = _about(world, methods, rows, range(world.seed, world.seed + models))
+    about = _about(world, methods, rows, range(world.seed, world.seed + models), gpus)
     with presence.held(where, "begin", wait=-1):
         population = _begun(where, config, about, rows)
     wanted = [seeds for seeds in population.about.cohorts if any(seed in about.seeds for seed in seeds)]
@@ -127,14 +132,16 @@ def begun(config: Config, models: int, where: Path, together: bool = True) -> tu
     return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*shown, seeds, together)) for seeds in left]
 
 
-def refuse_code_apart(config: Config, jobs: int | None) -> None:
+def refuse_code_apart(config: Config, jobs: Workers | None) -> None:
     """Code is permitted to one process."""
-    if (jobs or 1) > 1 and config.code():
-        raise UnfedError("Code of your own runs in one process only; leave --jobs out.")
+    if jobs not in (None, 1) and config.code():
+        raise UnfedError("Code of your own runs in one process only; leave --jobs and --workers out.")
 
 
-def at_once(world: World, cells: int, wanted: int | None = None) -> int:
+def at_once(world: World, cells: int, wanted: Workers | None = None) -> Workers:
     """How many cells of this world are worked on at once."""
+    if isinstance(wanted, Ray):
+        return replace(wanted, gpu=world.device.type == "cuda", threads=world.threads or torch.get_num_threads())
     alone = world.device.type == "cpu" and world.threads == 1 and not world.config.code()
     return grid.at_once(cells, alone, wanted)
 
@@ -231,8 +238,10 @@ def _owners(clients: Iterable[ClientData]) -> dict[str, Tensor]:
     return {"client/forget": torch.cat(owner), "position/forget": torch.cat(places)}
 
 
-def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: Sequence[int]) -> About:
-    config = world.config
+def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: Sequence[int], gpus: int) -> About:
+    config, most = world.config, TOGETHER.get(world.device.type, TOGETHER["cpu"])
+    if world.device.type == "cuda":
+        most = min(most, -(-len(seeds) // max(1, gpus)))
     return About(
         name=config.name,
         config=digest_of(config),
@@ -244,7 +253,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         revisions=revisions.of((method.name for method in methods.values()), config.to_json()),
         versions=versions(),
         hardware=hardware(world.device, world.threads),
-        cohorts=_cut(seeds, TOGETHER.get(world.device.type, TOGETHER["cpu"])),
+        cohorts=_cut(seeds, most),
         stated=config.to_json(),
     )
 

@@ -35,7 +35,7 @@ from unfed.measures.population.store import BEFORE, RETRAIN, Population, correct
 from unfed.runs.simulated import simulated
 from unfed.runs.world import process_as_before
 from unfed.studies import grid
-from unfed.studies.grid import Said, quiet
+from unfed.studies.grid import Said, Workers, quiet
 from unfed.studies.population import at_once, begun
 
 BOUND = 10.0
@@ -179,7 +179,7 @@ def stress(
     cases: Sequence[str],
     bound: float = BOUND,
     said: Said = quiet,
-    jobs: int | None = 1,
+    jobs: Workers | None = 1,
 ) -> list[HarmLeft]:
     """Train what is missing of every case, and say what is left behind, by case and kind of model.
 
@@ -190,7 +190,8 @@ def stress(
         cases: Names of `CASES`.
         bound: Above this many percent of harm a method fails.
         said: Called after every round, with "CASE, KIND" as the kind.
-        jobs: How many work at once; None is one per core where each computes on one thread of the CPU.
+        jobs: How many work at once, or a Ray cluster; None is one per core where each computes on one thread of the
+            CPU.
     """
     if math.isnan(bound):
         raise UnfedError("--bound is the percentage of harm above which a method fails, not nan.")
@@ -222,7 +223,7 @@ def stress(
     return found
 
 
-def _trained(configs: Mapping[str, Config], models: int, folder: Path, said: Said, jobs: int | None) -> None:
+def _trained(configs: Mapping[str, Config], models: int, folder: Path, said: Said, jobs: Workers | None) -> None:
     """Train what is missing of some cases' populations, all cohorts in one grid."""
     cells: list[grid.GridCell] = []
     for name, config in configs.items():

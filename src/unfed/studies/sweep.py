@@ -21,15 +21,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unfed import plugins
 from unfed.config.config import Config
 from unfed.errors import UnfedError
+from unfed.folder import locks as presence
 from unfed.folder.folder import RunFolder
 from unfed.folder.info import RunInfo
 from unfed.runs.run import Run
 from unfed.runs.status import info_of, status
 from unfed.studies import grid
-from unfed.studies.grid import GridCell, Said
+from unfed.studies.grid import GridCell, Ray, Said, Workers
 
 METHODS = "methods."
 MOST = 1000
@@ -163,12 +166,13 @@ def _told_apart(found: Sequence[Variant]) -> list[Variant]:
 
 def make(config: Callable[[Sequence[str]], Config], found: Sequence[Variant], out: Path) -> list[Member]:
     """The run of every variant; one that is there with the same config is gone on with."""
-    read = [config(one.changes) for one in found]
-    there = places(found, read, lambda name: not RunFolder(out / name).vacant())
-    made: dict[str, Run] = {}
-    for place in there:
-        if place.folder not in made:
-            made[place.folder] = _run(place.config, out / place.folder)
+    read, made = [config(one.changes) for one in found], dict[str, Run]()
+    out.mkdir(parents=True, exist_ok=True)
+    with presence.held(out, "begin", wait=-1):  # another command may begin the same runs
+        there = places(found, read, lambda name: not RunFolder(out / name).vacant())
+        for place in there:
+            if place.folder not in made:
+                made[place.folder] = _run(place.config, out / place.folder)
     return [Member(one, place, made[place.folder]) for one, place in zip(found, there, strict=True)]
 
 
@@ -186,10 +190,12 @@ def runs_of(members: Sequence[Member]) -> list[Run]:
     return list({one.run.folder.path: one.run for one in members}.values())
 
 
-def at_once(runs: Sequence[Run], wanted: int | None) -> int:
+def at_once(runs: Sequence[Run], wanted: Workers | None) -> Workers:
     """How many of these runs are worked on at once."""
     alone = all(run.description.hardware.endswith(", 1 CPU threads") for run in runs)
     on_cpu = all(run.description.device == "cpu" for run in runs)
+    if isinstance(wanted, Ray):
+        return replace(wanted, gpu=not on_cpu, threads=1 if alone else torch.get_num_threads())
     return grid.at_once(len(runs), alone and on_cpu, wanted)
 
 
@@ -199,13 +205,23 @@ def cells(runs: Sequence[Run], allow_code: bool = False) -> list[GridCell]:
     return [GridCell(folder, _go_on, (folder, allow_code)) for folder in left]
 
 
-def _go_on(said: Said, folder: str, allow_code: bool) -> None:
-    """As `unfed resume` does it; users' modules lie where the command is given."""
+def _go_on(said: Said, folder: str, allow_code: bool) -> bool:
+    """As `unfed resume` does it; users' modules lie where the command is given.
+
+    It says whether the run is left to another process, which is at it.
+    """
     with ExitStack() as allowed:
         if allow_code:
             allowed.enter_context(plugins.current_folder_last())
             allowed.enter_context(plugins.allow_code())
-        Run.open(Path(folder)).execute()
+        run = Run.open(Path(folder))
+        try:
+            run.execute()
+        except UnfedError:
+            if presence.busy(run.folder.path):
+                return True
+            raise
+    return False
 
 
 def places(found: Sequence[Variant], configs: Sequence[Config], taken: Callable[[str], bool]) -> list[Place]:

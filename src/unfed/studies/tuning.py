@@ -38,7 +38,7 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
 from unfed.studies import grid
 from unfed.studies.cohort import Cohort
-from unfed.studies.grid import GridCell, Said, quiet
+from unfed.studies.grid import GridCell, Said, Workers, quiet
 from unfed.studies.population import RowGroups, at_once, of_another, refuse_code_apart
 from unfed.values import is_measured
 
@@ -201,7 +201,7 @@ def tune(
     labels: Sequence[str],
     budget: TuningBudget = TuningBudget(),  # noqa: B008  (frozen)
     said: Said = quiet,
-    jobs: int | None = 1,
+    jobs: Workers | None = 1,
 ) -> list[dict[str, Any]]:
     """Choose the hyperparameters of some methods, and unlearn all seeds with them.
 
@@ -213,7 +213,8 @@ def tune(
         labels: The methods.
         budget: What every method gets.
         said: Called after every trial: the method and what the trial showed, its number, how many there are.
-        jobs: How many methods are tuned at once; None is one per core where each computes on one thread of the CPU.
+        jobs: How many methods are tuned at once, or a Ray cluster; None is one per core where each computes on one
+            thread of the CPU.
 
     Returns:
         How each method's hyperparameters were chosen.
