@@ -107,6 +107,29 @@ def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> N
     assert ".ci/run package" in commands("release.yml")
 
 
+def test_workflows_name_actions_by_digest_and_grant_what_a_job_needs() -> None:
+    for name in ("ci.yml", "release.yml"):
+        used = re.findall(r"uses: (\S+)(.*)", text(f".github/workflows/{name}"))
+        assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action, _ in used), name
+        assert all(re.fullmatch(r" # v[\d.]+", version) for _, version in used), "a person reads the version"
+    release = yaml.safe_load(text(".github/workflows/release.yml"))
+    assert release["permissions"] == {}
+    writing = {
+        name: [what for what, how in job["permissions"].items() if how == "write"]
+        for name, job in release["jobs"].items()
+    }
+    assert writing == {"build": ["id-token", "attestations"], "publish": ["id-token"], "announce": ["contents"]}
+
+
+def test_what_a_release_is_made_with_is_locked_by_hashes() -> None:
+    lock = text(".github/release.txt")
+    pinned = re.split(r"\n(?=[a-z0-9])", lock)[1:]
+    assert len(pinned) > 20 and all("--hash=sha256:" in one for one in pinned)
+    wanted = re.findall(r"^([a-z-]+)", text(".github/release.in"), re.M)
+    assert wanted and all(re.search(rf"^{one}==", lock, re.M) for one in wanted)
+    assert "--find-links" not in lock and "://" not in lock, "no index, no machine's own folder"
+
+
 @pytest.mark.parametrize("failing", ["nothing", "lint", "package", "test-flower-short", "test"])
 def test_the_script_runs_every_part_once_and_fails_where_one_does(failing: str, tmp_path: Path) -> None:
     """With a `make` that only writes down what it was asked for."""
