@@ -287,7 +287,7 @@ def test_mistakes_in_what_is_handed_over_are_named_with_what_to_do(model: nn.Mod
     names = np.array([f"digit {label}" for label in RETAIN[1].tolist()])
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"retain": None, "data": whole, "forget": []}, "forget names no row of data"),
-        ({"retain": (RETAIN[0], names)}, "retain has labels that are no numbers .* makes class numbers of them"),
+        ({"retain": (RETAIN[0], names)}, "retain has labels that are no numbers .such as .*; number them in the order"),
         ({"test": (octets, TEST[1])}, "One of retain and test has uint8 images, the other floats; .* alike"),
     ]
     for changes, sentence in mistakes:
