@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs docs-serve test test-slow test-flower test-flower-short test-flower-version test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
+.PHONY: help demo docs docs-serve test test-slow test-flower test-flower-short test-flower-version test-nvflare test-zoo coverage mutants fuzz chaos lint types types-windows format package speed clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -33,7 +33,7 @@ demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends
 KEPT := PYTHONDONTWRITEBYTECODE= $(BIN)/python
 ON_ALL_CORES := -m pytest -n auto --maxprocesses 8 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(KEPT) $(ON_ALL_CORES)
-EVERYTHING := -m 'not flower_processes and not zoo'
+EVERYTHING := -m 'not flower_processes and not nvflare and not zoo'
 
 test: .venv/dev.stamp  ## the test suite, without what takes long; SLOW=1 with it, in one go, as CI runs it
 	$(PYTEST) $(if $(SLOW),$(EVERYTHING))
@@ -60,6 +60,17 @@ test-flower-version: .venv/dev.stamp  ## the Flower tests under another version,
 
 test-zoo: .venv-zoo/stamp  ## real architectures of transformers, timm, peft and Lightning, built from a config (minutes)
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -m zoo tests/central/test_zoo.py
+
+# An environment of its own: what NVFlare asks of protobuf and Flask is not what the other tests are run with.
+.venv-nvflare/stamp: pyproject.toml constraints.txt
+	@echo "Installing unfed and NVFlare into .venv-nvflare (once; minutes) ..."
+	@test -x .venv-nvflare/bin/python || $(PYTHON) -m venv .venv-nvflare
+	@$(if $(TORCH),.venv-nvflare/bin/python -m pip install --quiet -c constraints.txt $(TORCH))
+	@.venv-nvflare/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[nvflare]' pytest hypothesis
+	@touch $@
+
+test-nvflare: .venv-nvflare/stamp  ## NVFlare's tasks, its simulator, and one server with three sites as processes (minutes)
+	OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest -m nvflare tests/remote/test_transports.py tests/nvflare
 
 coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/runs/test_run.py for less)
 	$(BIN)/coverage erase
@@ -107,5 +118,5 @@ speed: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/record
 	$(BIN)/python benchmarks/engines.py
 
 clean:  ## remove the environment, caches and demo runs
-	rm -rf .venv .venv-zoo build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-nvflare .venv-zoo build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -211,7 +211,9 @@ def test_the_leaver_may_be_gone_before_it_is_unlearned(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_leaver_is_not_taken_for_one_that_left(tmp_path: Path) -> None:
-    with pytest.raises(UnfedError, match="Client '00' .* is not connected and never took part here; check the name"):
+    with pytest.raises(
+        UnfedError, match="Client '00' .* is not connected and never took part here, as .* did; check the name"
+    ):
         serve(nodes(), values(tmp_path / "run", forget_clients="00"))
 
 

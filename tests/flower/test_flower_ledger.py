@@ -151,6 +151,14 @@ def test_folders_that_are_no_ledger_are_refused_before_any_client_is_asked(tmp_p
         unlearned(None, recover="acc")
 
 
+def test_a_ledger_of_nvflare_sites_is_refused(tmp_path: Path) -> None:
+    unlearned(tmp_path / "ledger")
+    file = tmp_path / "ledger" / "run.json"
+    storage.write_json(file, {**storage.read_json(file, "run"), "engine": "nvflare"})
+    with pytest.raises(UnfedError, match="is a ledger of NVFlare sites, and not of Flower nodes; give ledger another"):
+        unlearned(tmp_path / "ledger")
+
+
 def test_the_page_says_what_an_app_cannot_give(tmp_path: Path) -> None:
     unlearned(tmp_path / "e")
     page = ReadLedger(tmp_path / "e").page()

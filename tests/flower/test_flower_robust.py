@@ -26,9 +26,9 @@ from flower_grid import NAMES, InProcessGrid, ReadLedger, foreign_grid
 from hostile import Attacker
 from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
-from unfed.flower.ledger import AppLedger
 from unfed.flower.wire import from_arrays
 from unfed.model.params import digests, fingerprint
+from unfed.remote.ledger import AppLedger
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})

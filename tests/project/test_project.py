@@ -102,6 +102,7 @@ def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> N
     assert sorted(parts) == sorted(listed[1].split())
     assert [command for command in run if not command.startswith(".ci/run ")] == [
         "make test-flower-version FLOWER=${{ matrix.flower }}",
+        "make test-nvflare",
         "make coverage",
     ]
     assert ".ci/run package" in commands("release.yml")
@@ -173,7 +174,7 @@ def imported(stdlib: bool = False) -> dict[str, str]:
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
-USED = ("flower", "trust", "serve", "tune", "wandb", "mlflow", "parquet")
+USED = ("flower", "nvflare", "trust", "serve", "tune", "wandb", "mlflow", "parquet")
 """Extras whose packages are imported, each when it is asked for."""
 
 

@@ -1,7 +1,7 @@
 """Whatever carries the messages, a federation trains, forgets, measures, loses a client and goes on alike.
 
-The same claims over two transports: clients in this process (the example of the docs) and Flower's grid. What they are
-held equal to is the sequential engine, in float64.
+The same claims over three transports: clients in this process (the example of the docs), Flower's grid and NVFlare's
+tasks. What they are held equal to is the sequential engine, in float64.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -94,10 +95,25 @@ def grid() -> Iterator[Over]:
     yield Over(transport, lambda k: configs.pop(1000 + k), lambda k: configs.update({9: dict(NODES[k])}), SPEECH)
 
 
-TRANSPORTS = {"in process": in_process, "flower": grid}
+@contextmanager
+def sites() -> Iterator[Over]:
+    pytest.importorskip("nvflare", reason="needs unfed[nvflare]")
+    from nvflare_sites import Board
+    from unfed.nvflare.transport import SPEECH, Server, Site, SiteTransport
+
+    with TemporaryDirectory() as where:
+        board = Board(Path(where), Server({"run-folder": "/nowhere"}), {str(k): node for k, node in enumerate(NODES)})
+        board.executor = Site()
+        transport = SiteTransport(board.controller, board.new_context(), board.abort)
+        yield Over(transport, lambda k: board.leave(str(k)), lambda k: board.join(str(k), NODES[k]), SPEECH)
+        board.close()
 
 
-@pytest.fixture(scope="module", params=list(TRANSPORTS))
+TRANSPORTS = {"in process": in_process, "flower": grid, "nvflare": sites}
+MARKED = ["in process", "flower", pytest.param("nvflare", marks=pytest.mark.nvflare)]
+
+
+@pytest.fixture(scope="module", params=MARKED)
 def over(request: pytest.FixtureRequest) -> Iterator[Over]:
     with TRANSPORTS[request.param]() as found:
         yield found
@@ -202,8 +218,28 @@ def test_a_server_of_another_version_is_told_to_install_the_same(
     newer = property(lambda ask: {**own.fget(ask), "format": FORMAT + 1})
     monkeypatch.setattr(Ask, "words", newer)
     sentence = f"The server speaks format {FORMAT + 1}, this client format {FORMAT}; install the same version of unfed"
-    with pytest.raises(UnfedError, match=f"Only 0 of 3 clients are there .*: {sentence} on both; start more"):
+    found = (
+        "Only 0 of 3 clients are there|No client takes part. The first of 3"  # the second where names are vouched for
+    )
+    with pytest.raises(UnfedError, match=f"({found}).*: {sentence} on both"):
         run(over.transport, {**values(tmp_path / "run"), "wait-seconds": 0.01}, over.speech)
+    assert not (tmp_path / "run").exists()
+
+
+class Vouched(Direct):
+    """A transport that vouches for its nodes' names."""
+
+    def nodes(self) -> Sequence[Connected]:
+        return [Connected(node, f"site-{node}") for node in self.configs]
+
+
+def test_where_every_client_refuses_the_reason_of_the_first_is_said(tmp_path: Path) -> None:
+    wrong = [{"partition-id": 8, "device": "cpu"}, {"partition-id": 9, "device": "cpu"}]
+    said = (
+        "No client takes part. The first of 2, client 'site-1': The node config has partition-id=8; it must be one of"
+    )
+    with pytest.raises(UnfedError, match=said):
+        run(Vouched(wrong), {**values(tmp_path / "run"), "forget-clients": "site-1", "min-nodes": 2})
     assert not (tmp_path / "run").exists()
 
 
@@ -212,10 +248,9 @@ def test_a_server_of_another_version_is_told_to_install_the_same(
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_on_the_page_is_a_file_that_runs(tmp_path: Path) -> None:
+def test_the_example_that_the_page_names_runs(tmp_path: Path) -> None:
     file = ROOT / "examples" / "transport" / "direct.py"
-    page = (ROOT / "docs" / "how-to" / "transport.md").read_text(encoding="utf-8")
-    assert f"<!-- examples/transport/direct.py -->\n```python\n{file.read_text(encoding='utf-8')}```" in page
+    assert "`examples/transport/direct.py`" in (ROOT / "docs" / "nvflare.md").read_text(encoding="utf-8")
     command = [sys.executable, str(file), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

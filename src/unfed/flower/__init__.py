@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from unfed.flower.introduction import introduce, introduce_mod, staying_rows
     from unfed.flower.leaving import denied, node_with, of_class, registered
     from unfed.flower.led import hinted, led_by, teacher_in
-    from unfed.flower.negating import negate, negate_arrays
-    from unfed.flower.probes import Probes
     from unfed.flower.subset import SubsetGrid
     from unfed.flower.unlearn import Unlearn
+    from unfed.remote.negating import negate, negate_arrays
+    from unfed.remote.probes import Probes
 
 _WHERE = {
-    "unlearn": ("Unlearn",),
-    "negating": ("negate", "negate_arrays"),
-    "probes": ("Probes",),
-    "introduction": ("introduce", "introduce_mod", "staying_rows"),
-    "led": ("hinted", "led_by", "teacher_in"),
-    "leaving": ("denied", "node_with", "of_class", "registered"),
-    "subset": ("SubsetGrid",),
+    "flower.unlearn": ("Unlearn",),
+    "remote.negating": ("negate", "negate_arrays"),
+    "remote.probes": ("Probes",),
+    "flower.introduction": ("introduce", "introduce_mod", "staying_rows"),
+    "flower.led": ("hinted", "led_by", "teacher_in"),
+    "flower.leaving": ("denied", "node_with", "of_class", "registered"),
+    "flower.subset": ("SubsetGrid",),
 }
 __all__ = [
     "Probes",
@@ -56,5 +56,5 @@ def __getattr__(name: str) -> Any:
     # Loaded when used: a client's process starts again for every message and needs next to nothing of it.
     for module, names in _WHERE.items():
         if name in names:
-            return getattr(importlib.import_module(f"unfed.flower.{module}"), name)
+            return getattr(importlib.import_module(f"unfed.{module}"), name)
     raise AttributeError(f"module 'unfed.flower' has no attribute {name!r}")

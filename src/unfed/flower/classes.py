@@ -17,9 +17,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from unfed.errors import Refused, listed
-from unfed.flower.introduction import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
+from unfed.flower.introduction import NOTE, is_training
 from unfed.flower.leaving import Leaver, class_words
 from unfed.remote.messages import Failure, Unreadable, attempt
+from unfed.remote.rows import ALL_ROWS, ASKED, LEFT_OUT, unheeded
 
 NOT_LEFT_OUT = 4100
 """The code of the error that stands in the place of a reply which is refused for its rows."""
@@ -100,18 +101,12 @@ class Classes:
                 f"its client app does not say that it left {self.words} out; make it with introduce(ClientApp()), and"
                 " let it train on the rows of staying_rows(message, labels) alone"
             )
-        counts: Any = note.get(LEFT_OUT)
-        rows: Any = note.get(ALL_ROWS)
-        sound = isinstance(rows, int) and isinstance(counts, list) and all(type(one) is int for one in counts)
-        if note.get(ASKED) != self.all or not sound or len(counts) != len(self.all) or not 0 <= sum(counts) <= rows:
-            raise Unreadable(f"what it says of the rows of {self.words} cannot be read; install the same unfed there")
         metrics = reply.content.metric_records.values()
         weights = [own[self.weight] for own in metrics if self.weight is not None and self.weight in own]
-        if sum(counts) and rows in weights:
-            raise Unreadable(
-                f"its weight {self.weight!r} is {rows}, which counts the {sum(counts)} rows of {self.words} too;"
-                " let it train on and count the rows of staying_rows(message, labels) alone"
-            )
+        if why := unheeded(note, self.all, weights, str(self.weight)):
+            raise Unreadable(why)
+        counts: Any = note[LEFT_OUT]
+        rows: Any = note[ALL_ROWS]
         own = dict(zip(map(str, self.all), counts, strict=True))
         self.rows[reply.metadata.src_node_id], self.heard = {"rows": own, "of": rows}, True
         self.seen |= {number for number, count in zip(self.all, counts, strict=True) if count}

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from unfed.flower.judging import setting
-from unfed.flower.ledger import plain
 from unfed.flower.subset import SubsetGrid
 from unfed.measures.trajectory import OfApp
+from unfed.remote.ledger import plain
 
 
 class Evaluations:

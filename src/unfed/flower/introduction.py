@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from unfed.errors import UnfedError
+from unfed.remote.rows import ALL_ROWS, ASKED, LEFT_OUT, staying
 
 KEYS = ("client", "client-name", "partition-id")
 """What names a node in its config: `NAMED_BY` of remote/messages.py, which imports PyTorch."""
@@ -34,10 +34,6 @@ QUESTION = "query.unfed"
 ANSWER = "who"
 ALLOW = "allow"
 PARTS = "num-partitions"
-ASKED = "unfed-forget-classes"
-"""In the config of a message: the classes whose rows are not to be trained on."""
-LEFT_OUT, ALL_ROWS = "unfed-left-out", "unfed-rows"
-"""Beside it, once labels were looked at: how many rows of each of these classes there were, and how many in all."""
 NOTE = "unfed.rows"
 """The record of a reply that says the same to the server."""
 
@@ -76,21 +72,8 @@ def staying_rows(message: Message, labels: Iterable[int]) -> np.ndarray[Any, np.
 
     `labels`: one class number for each row, as a tensor, an array or a list. Where no class leaves, all rows stay.
     """
-    own = np.asarray(labels)
-    if own.ndim != 1 or (own.size and (own.dtype.kind not in "biuf" or bool((own != np.floor(own)).any()))):
-        raise UnfedError(
-            f"staying_rows takes the class number of every row, one after another, not {own.dtype} of the shape"
-            f" {own.shape}; give it the labels as whole numbers."
-        )
-    config = _config(message)
-    if config is None:
-        return np.ones(len(own), dtype=bool)
-    gone: list[int] = list(config[ASKED])  # type: ignore[arg-type]
-    found = [int((own == number).sum()) for number in gone]
-    before: list[int] = list(config.get(LEFT_OUT, [0] * len(gone)))  # type: ignore[arg-type]
-    config[LEFT_OUT] = [was + now for was, now in zip(before, found, strict=True)]
-    config[ALL_ROWS] = int(config.get(ALL_ROWS, 0)) + len(own)  # type: ignore[arg-type]
-    return ~np.isin(own, gone)
+    config: Any = _config(message)
+    return staying({} if config is None else config, labels)
 
 
 def noted(message: Message, reply: Message) -> Message:

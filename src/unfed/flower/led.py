@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unfed.errors import UnfedError
-from unfed.flower.introduction import ASKED
 from unfed.methods.led import head_weight, headless
 from unfed.model.networks import head_of
 from unfed.model.params import params_of
+from unfed.remote.rows import ASKED
 
 TEACHER = "unfed.teacher"
 """The record of a train message that holds the teacher."""

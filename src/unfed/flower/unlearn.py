@@ -41,13 +41,14 @@ from unfed.federation.robust import Robust
 from unfed.flower.evaluation import Evaluations
 from unfed.flower.judging import Judge, check_forgets, minimum, setting
 from unfed.flower.leaving import Exclude, gone_before, leavers_of
-from unfed.flower.ledger import AppLedger, Before, Goals, plain, requests_of
-from unfed.flower.negating import Perturb, applied, method_of
-from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
+from unfed.flower.transport import SPEECH
 from unfed.flower.wire import differing, from_arrays, whole
 from unfed.model.params import digests, fingerprint
+from unfed.remote.ledger import AppLedger, Before, Goals, plain, requests_of
 from unfed.remote.messages import said
+from unfed.remote.negating import Perturb, applied, method_of
+from unfed.remote.probes import Probes
 from unfed.requests.reversible import warn_of_way_back
 
 log = logging.getLogger("flwr")
@@ -105,7 +106,7 @@ class Unlearn(Strategy):
         self._goals, self._undo = Goals(recover, within, forgotten), undo
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
         self._gone, self._wait = gone, wait
-        self._ledger = None if ledger is None else AppLedger(ledger)
+        self._ledger = None if ledger is None else AppLedger(ledger, SPEECH)
         self._inner: Strategy | None = None
         self._judge: Judge | None = None
         self._subset: SubsetGrid | None = None
@@ -151,7 +152,7 @@ class Unlearn(Strategy):
         before = Before()
         if ledger is not None:
             log.info("unfed: the ledger is %s", ledger.path.absolute())  # a relative one lies where the server app runs
-            ledger.turned(initial_arrays, changed if self._turns else ())
+            ledger.turned(from_arrays(initial_arrays), changed if self._turns else ())
             before = ledger.left([name for one in leavers_of(self._exclude) for name in one.names])
         elif self._turns:
             log.info("unfed: without a ledger this is taken as the first request on these arrays")
@@ -176,7 +177,7 @@ class Unlearn(Strategy):
             frozenset(name for one in taken for name in one.names),
             tuple(sorted({number for one in taken for number in one.classes})),
         )
-        with ledger.opened(type(inner).__name__, initial_arrays, deny):
+        with ledger.opened(type(inner).__name__, from_arrays(initial_arrays), deny):
             turns = changed if self._turns else []
             return self._written(ledger, (initial_arrays, perturbed), turns, num_rounds, given)
 
@@ -222,7 +223,8 @@ class Unlearn(Strategy):
         was = None if ledger.begun(asked[0].id, method) else evaluations.before(initial)
         if was is not None:
             self._goals.check(was, bool(leaving))  # before anything is filed
-        saved = ledger.begin(asked, method, arrays, turns, {**staying, **leaving}, num_rounds)
+        params = [*map(from_arrays, arrays)]
+        saved = ledger.begin(asked, method, params, turns, {**staying, **leaving}, num_rounds)
         if saved is not None:
             self.arrays = ArrayRecord(OrderedDict((name, saved[0][name]) for name in initial))
             self._done = self._before = saved[1]
@@ -277,7 +279,7 @@ class Unlearn(Strategy):
             parts["Undoing"] = lambda: ledger.told(turned_back=self._turned_back(evaluations))
         if isinstance(probes, Probes):
             models = from_arrays(initial), from_arrays(after)
-            parts["Probes"] = lambda: ledger.probed(probes.found(*models), initial, after)
+            parts["Probes"] = lambda: ledger.probed(probes.found(*models), *models)
         for name, measure in parts.items():
             try:
                 measure()
@@ -285,7 +287,7 @@ class Unlearn(Strategy):
                 log.warning("unfed: %s of the model after is not measured: %s", name, error)
                 unmeasured[name] = said(error)
         ledger.told(unmeasured=unmeasured)
-        ledger.end(after, self._goals.reached(ledger.turn.before, ledger.turn.last))
+        ledger.end(from_arrays(after), self._goals.reached(ledger.turn.before, ledger.turn.last))
 
     def _turned_back(self, evaluations: Evaluations) -> dict[str, Any]:
         """What the model after is worth once the perturbation is taken back, where it is its own inverse."""
@@ -402,7 +404,7 @@ class Unlearn(Strategy):
             return None, metrics
         self.arrays, self._done = typed, number
         if self._ledger is not None:
-            self._ledger.good(typed, number, len(good), self.subset.classes.seen)
+            self._ledger.good(from_arrays(typed), number, len(good), self.subset.classes.seen)
         return typed, metrics
 
     def _drop(self, number: int, why: str) -> None:

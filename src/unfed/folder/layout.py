@@ -37,7 +37,7 @@ class MethodFacts(JsonRecord):
     rounds: Whole
 
 
-NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
+NODES = {"flower": "Flower nodes", "nvflare": "NVFlare sites", "remote": "nodes elsewhere"}
 """What carried a run's plans, and what its clients are called then."""
 
 
@@ -267,4 +267,5 @@ def how_to_go_on(description: Description, folder: object) -> str:
         return "the same start of the app's Unlearn, with ledger= this folder"
     if description.engine == "flower":
         return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
-    return f'the server that reaches them and the run config resume-from="{folder}"'
+    carrier = "an NVFlare job" if description.engine == "nvflare" else "the server that reaches them"
+    return f'{carrier} and the run config resume-from="{folder}"'

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from unfed.data import ClientData, Request
 from unfed.data.scope import no_numbers
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, listed
 from unfed.folder.layout import names_of
 from unfed.model.calling import Inputs
 from unfed.remote.messages import (
@@ -256,6 +256,7 @@ class Directory:
     def heard(self, node: int, words: Mapping[str, Any]) -> list[str]:
         """Note the names in a client's answer."""
         names = [said(words[key], 100) for key in ("name", *NAMED_BY) if key in words]
+        self._heard.add(node)
         if node in self._names:
             self._goes_by(node, self._names[node], *names)
         return names
@@ -433,6 +434,9 @@ def meet(
             held[name] = found
     met |= {node for name in directory.names if (node := directory.node(name)) is not None}
     shown = {name: held[name] for name in order if name in held}
+    if refused and not shown:
+        name, reason = next(iter(refused.items()))
+        raise Refused(f"No client takes part. The first of {len(refused)}, client {name!r}: {reason}.")
     if own is not None:
         shape, classes = own
     elif not shown:
@@ -617,8 +621,8 @@ class Nodes:
                     )
                 if name not in self._order and not request.deleted:
                     raise UnfedError(
-                        f"Client {name!r} of request {request.id!r} is not connected and never took part here; check"
-                        " the name, or set deleted=true if its data is gone."
+                        f"Client {name!r} of request {request.id!r} is not connected and never took part here, as"
+                        f" {listed(self._order, 'and')} did; check the name, or set deleted=true if its data is gone."
                     )
 
     def _count(self, requests: Sequence[Request], gone: Sequence[Request]) -> None:

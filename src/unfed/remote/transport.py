@@ -45,7 +45,11 @@ class Replies:
 
 
 class Transport(Protocol):
-    """Carries questions to nodes, and their answers back."""
+    """Carries questions to nodes, and their answers back.
+
+    A node keeps its number while it is connected. Bytes arrive as they were sent; the reader checks everything else.
+    Encryption is the transport's part.
+    """
 
     def nodes(self) -> Sequence[Connected]:
         """Who is connected now."""
@@ -55,7 +59,8 @@ class Transport(Protocol):
         """One question to each of these nodes, and what they answered within so many seconds.
 
         A node that is gone, dead or too late is simply missing from the replies; one that failed is a `Failure` with
-        its reason. Groups of tensors that several questions share are one and the same object in all of them.
+        its reason. It never takes longer than the time-out. To keep large replies out of memory, pass each through one
+        `Spool().keep`. Groups of tensors that several questions share are one and the same object in all of them.
         """
         ...
 

@@ -261,7 +261,8 @@ class ListedRun(Compared):
         words, count = words_of(self.info), len(self.info.clients)
         if words.setting == "central":
             return "one place"
-        return f"{count} {'Flower ' if words.setting == 'flower' else ''}{words.holder}{'' if count == 1 else 's'}"
+        carrier = {"flower": "Flower ", "nvflare": "NVFlare "}.get(self.info.engine, "")
+        return f"{count} {carrier}{words.holder}{'' if count == 1 else 's'}"
 
     def sentence(self, request: RequestInfo, own: Sequence[Row]) -> str:
         """What became of a request, and what that leaves open where undoing it was not tried."""

@@ -16,7 +16,6 @@ that would turn back what an earlier request of the ledger did is refused before
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import time
@@ -27,37 +26,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord
 
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines.base import Refusal
 from unfed.errors import UnfedError, listed
-from unfed.flower.wire import from_arrays
 from unfed.folder import study_results
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, last_starts, model_notes, noted, start_on
-from unfed.folder.layout import ClientList, Description, client_list, names_of
+from unfed.folder.layout import NODES, ClientList, Description, client_list, names_of
 from unfed.folder.old_evidence import FILE
 from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import OfApp
 from unfed.methods import METHODS, State
 from unfed.model.params import Params, beginning, digests, fingerprint, tensor_bytes
+from unfed.remote.transport import Speech
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job, now
 from unfed.requests.saved_state import SavedState
 from unfed.runs.description import hardware, plain_request, request_id, versions
 from unfed.values import not_measured
 
-log = logging.getLogger("flwr")
-
 SEED = 0
 TRAINED = Job(SEED, None, "train")
 UNMEASURED = {
     **dict.fromkeys(("retain", "forget", "test", "validation"), not_measured("the app has metrics of its own")),
-    "mia": not_measured("a Flower app gives no losses of single rows"),
+    "mia": not_measured("an app of others gives no losses of single rows"),
 }
 
 
@@ -158,11 +154,11 @@ class Turn:
 class AppLedger:
     """A run folder as an app that is not unfed's own uses it."""
 
-    metrics: dict[str, dict[int, MetricRecord]]
-    """What the app said in the rounds of this start, as Flower has it."""
+    metrics: dict[str, dict[int, Any]]
+    """What the app said in the rounds of this start, as its framework has it."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.folder = RunFolder(path)
+    def __init__(self, path: str | Path, speech: Speech) -> None:
+        self.folder, self._engine, self._log = RunFolder(path), speech.engine, speech.log
         self._turn: Turn | None = None
         if (self.path / FILE).exists():
             raise UnfedError(
@@ -171,6 +167,11 @@ class AppLedger:
             )
         if self.there and not self.folder.description().app:
             raise UnfedError(f"{self.path} is a run of unfed's own, and no app's ledger; give ledger another folder.")
+        if self.there and self.folder.description().engine != self._engine:
+            raise UnfedError(
+                f"{self.path} is a ledger of {NODES.get(self.folder.description().engine, 'others')}, and not of"
+                f" {NODES[self._engine]}; give ledger another folder."
+            )
         if not self.there and not self.folder.vacant():
             raise UnfedError(f"{self.path} is there already, and no ledger; give ledger another folder.")
 
@@ -204,13 +205,13 @@ class AppLedger:
         return self._turn
 
     @contextmanager
-    def opened(self, strategy: str, before: ArrayRecord, deny: Before) -> Iterator[None]:
+    def opened(self, strategy: str, before: Params, deny: Before) -> Iterator[None]:
         """The folder, made where it is not there, as long as no other process works in it.
 
         `deny`: what must stay out though no request of this ledger names it.
         """
         if not self.there:
-            self.folder.create(self._description(strategy, from_arrays(before), deny))
+            self.folder.create(self._description(strategy, before, deny))
         own = self._config.deny
         if not (deny.clients <= {*own.clients} and {*deny.classes} <= {*own.classes}):
             raise UnfedError(
@@ -222,10 +223,9 @@ class AppLedger:
                 raise UnfedError(f"Another server is at work in {self.path}; stop it, or wait for it.")
             self.folder.cut_back()
             if not self.folder.finished(TRAINED):
-                params = from_arrays(before)
-                self.folder.save_model(TRAINED, params, {**asdict(TRAINED), "round": 0, "sha256": digests(params)})
+                self.folder.save_model(TRAINED, before, {**asdict(TRAINED), "round": 0, "sha256": digests(before)})
                 numbers = {"offset": 0, "finished": "handed in by the app", "rounds": 0}
-                self.folder.save_state(TRAINED, State(params, done=True), numbers)
+                self.folder.save_state(TRAINED, State(before, done=True), numbers)
             yield
 
     # --- what earlier requests say ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class AppLedger:
         names = {*deny.clients, *names_of(clients, goes_by)} - {*names_of([*besides], goes_by)}
         return Before(frozenset(names), tuple(sorted(classes)))
 
-    def turned(self, arrays: ArrayRecord, now: Collection[str]) -> None:
+    def turned(self, arrays: Params, now: Collection[str]) -> None:
         """Refuse to change arrays once more in a way that turns back what an earlier request did to them.
 
         Arrays that no request of this ledger left may be of a later training, or of a model that was trained again: the
@@ -251,7 +251,7 @@ class AppLedger:
         """
         if not self.there or not now:
             return
-        begun = self._job_of(fingerprint(digests(from_arrays(arrays))))
+        begun = self._job_of(fingerprint(digests(arrays)))
         if begun == TRAINED:
             return
         line = self._line(begun) if begun else [entry.job for entry in self._book.in_force(SEED)]
@@ -263,7 +263,7 @@ class AppLedger:
         names = listed([repr(name) for name in again[:3]] + ([f"{len(again) - 3} more"] if again[3:] else []), "and")
         back = f"changing {names} in the same way once more turns that back, and brings {who or 'its leaver'} back"
         if begun is None:
-            log.warning("unfed: if these arrays come from the unlearning in %s, %s", self.path, back)
+            self._log.warning("unfed: if these arrays come from the unlearning in %s, %s", self.path, back)
             return
         raise UnfedError(
             f"These arrays were unlearned before, says {self.path}: {back}; perturb other layers"
@@ -291,7 +291,7 @@ class AppLedger:
         self,
         asked: Sequence[Request],
         label: str,
-        arrays: Sequence[ArrayRecord],
+        arrays: Sequence[Params],
         turns: Collection[str],
         names: Mapping[str, Collection[str]],
         rounds: int,
@@ -301,7 +301,7 @@ class AppLedger:
         `arrays`: before, and perturbed · `turns`: those that the same perturbation once more would turn back ·
         `names`: what each client goes by.
         """
-        before, perturbed = map(from_arrays, arrays)
+        before, perturbed = arrays
         self._note(names)
         model = fingerprint(digests(before))
         job = Job(SEED, asked[0].id, label)
@@ -313,7 +313,7 @@ class AppLedger:
         base = {"model": None if previous is None else "/".join(previous.path.parts), "without": list(others)}
         start = 1 if saved is None else start_on(base, saved[1])
         if saved is not None and start != saved[1].start:
-            log.warning("unfed: others left since request %s was begun, so it begins again", job.request)
+            self._log.warning("unfed: others left since request %s was begun, so it begins again", job.request)
             saved = None
         entries = tuple(self._filed(request, label, rounds, others, known) for request in asked)
         about = {"turns": sorted(turns), "seen": []}
@@ -328,7 +328,7 @@ class AppLedger:
         self.turn.before = next((line["app"] for line in lines if line["method"] == "before"), OfApp())
         here = [line for line in lines if (line["method"], line["round"]) == (label, self.turn.round)]
         self.turn.last = here[-1]["app"] if here else None
-        log.info("unfed: going on after round %d, kept in %s", self.turn.round, self.path)
+        self._log.info("unfed: going on after round %d, kept in %s", self.turn.round, self.path)
         return saved[0].params, self.turn.round
 
     def _description(self, strategy: str, before: Params, deny: Before) -> Description:
@@ -347,7 +347,7 @@ class AppLedger:
             versions=dict(versions()),
             hardware=hardware(torch.device("cpu")),
             device="cpu",
-            engine="flower",
+            engine=self._engine,
             parameters=sum(tensor.numel() for tensor in before.values()),
             requests=(),
         )
@@ -416,9 +416,9 @@ class AppLedger:
         self.turn.line = self.turn.last
         self.turn.notes.asked = {round: sorted({*clients})}
 
-    def good(self, arrays: ArrayRecord, round: int, replies: int, seen: Collection[int]) -> None:
+    def good(self, params: Params, round: int, replies: int, seen: Collection[int]) -> None:
         """Keep a round's arrays: from here the same start goes on."""
-        turn, params = self.turn, from_arrays(arrays)
+        turn = self.turn
         asked = sum(map(len, turn.notes.asked.values()))
         sent = asked + replies
         turn.notes.ledger.sent(sent, sum(t.numel() for t in params.values()), tensor_bytes(params) * sent)
@@ -436,9 +436,9 @@ class AppLedger:
         """Note what the app says of a round's model."""
         assert self.turn.line is not None
         for key in self.metrics.keys() & more.keys():
-            if isinstance(more[key], MetricRecord):
+            if more[key] is not None:
                 self.metrics[key][self.turn.round] = more[key]
-        found = {key: plain(value) if isinstance(value, MetricRecord) else value for key, value in more.items()}
+        found = {key: plain(value) if value and key in self.metrics else value for key, value in more.items()}
         if self.turn.line is None:  # of a round whose line was written by an earlier start
             self.turn.line = self.turn.last = OfApp(**(self.turn.last or {}))
         self.turn.line.update({key: value for key, value in found.items() if value})  # type: ignore[typeddict-item]
@@ -465,9 +465,9 @@ class AppLedger:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def end(self, arrays: ArrayRecord, reached: Mapping[str, bool]) -> None:
+    def end(self, params: Params, reached: Mapping[str, bool]) -> None:
         """All rounds are done: the model is written, and the request settled."""
-        turn, params, at = self.turn, from_arrays(arrays), now()
+        turn, at = self.turn, now()
         missed = listed([word for word, holds in reached.items() if not holds], "and")
         self.settle(done=True)
         turn.finished = f"all rounds, not {missed}" if missed else ", ".join(reached) or "all rounds"
@@ -480,7 +480,7 @@ class AppLedger:
                 why = f"After {turn.round} rounds it is not {missed}; the same start with more rounds goes on."
                 reason: Any = "not recovered" if not reached.get("recovered", True) else "gate"
                 self._put(entry.stepped("denied", at, reason, why))
-                log.warning("unfed: request %s is not settled: %s", entry.request.id, why)
+                self._log.warning("unfed: request %s is not settled: %s", entry.request.id, why)
             elif place:
                 by = (turn.entries[0].request.id,)
                 self._put(entry.stepped("fulfilled", at, left_by=by))
@@ -493,14 +493,14 @@ class AppLedger:
             if entry.state == "in_progress":
                 self._put(entry.stepped("denied", now(), "refused", why))
 
-    def probed(self, found: Mapping[str, Any], before: ArrayRecord, after: ArrayRecord) -> None:
+    def probed(self, found: Mapping[str, Any], before: Params, after: Params) -> None:
         """Write down what the probes brought back."""
         job, models = self.turn.job, {"unlearned": after, "before": before}
         about = {
             "schema": study_results.SCHEMA,
             **{"seed": SEED, "request": job.request, "method": job.label},
             "title": METHODS[job.label].title if job.label in METHODS else job.label,
-            "models": {name: fingerprint(digests(from_arrays(one))) for name, one in models.items()},
+            "models": {name: fingerprint(digests(one)) for name, one in models.items()},
         }
         storage.write_json(study_results.file_of(self.folder, job), {**about, **found})
 

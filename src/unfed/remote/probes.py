@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
-from unfed.flower.negating import in_order
 from unfed.measures.undo import Effort, Knowledge, ProbedModels, Scene, View, undo
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import Perturbed
 from unfed.remote.messages import said
+from unfed.remote.negating import in_order
 from unfed.values import as_json
 
 Rows = tuple[Tensor, Tensor]
