@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shutil
 from dataclasses import replace
@@ -176,6 +177,16 @@ def test_the_highest_peak_that_reaches_the_goal_is_taken_else_the_best_on_valida
     outcomes |= {0.1: "diverged", 0.05: "diverged"}
     with pytest.raises(UnfedError, match="No peak rate left a usable model: diverged"):
         scenario._tuned("not")
+
+
+def test_the_models_before_are_made_where_python_leaves_asserts_out() -> None:
+    source = Path(inspect.getfile(Scenario)).read_text()
+    optimised: dict[str, Any] = {"__name__": bench.__module__}
+    exec(compile(source, "bench.py", "exec", optimize=1), optimised)
+    made: list[str] = []
+    optimised["Scenario"]._theta = property(lambda self: made.append("θ*"))
+    optimised["Scenario"].train(optimised["Scenario"].__new__(optimised["Scenario"]))
+    assert made == ["θ*"]
 
 
 # --- scorecards by hand -----------------------------------------------------------------------------------------------

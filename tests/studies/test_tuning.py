@@ -61,13 +61,13 @@ def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
 ) -> None:
     population = populate(small(*SETS), 4, tmp_path / "p")
     asked: list[Any] = []
-    plain = tuning.Bench.unlearned
+    plain = tuning.TrialModels.unlearned
 
     def seen(self: Any, values: Any, seeds: Any, said: Any) -> Any:
         asked.append((dict(values), tuple(seeds)))
         return plain(self, values, seeds, said)
 
-    monkeypatch.setattr(tuning.Bench, "unlearned", seen)
+    monkeypatch.setattr(tuning.TrialModels, "unlearned", seen)
     budget = TuningBudget(trials=3, models=2)
     (found,) = tune(small(*SETS), population, ["ft"], budget)
     assert [seeds for _, seeds in asked] == [(0, 1)] * 3 + [(0, 1, 2, 3)]
@@ -176,7 +176,7 @@ def test_where_every_trial_spoils_the_model_the_page_says_so(
 ) -> None:
     population = made_up(small(*SETS), tmp_path / "p")
     monkeypatch.setattr(
-        tuning, "Bench", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: TrialResult(1.0, 30.0))
+        tuning, "TrialModels", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: TrialResult(1.0, 30.0))
     )
     kept: list[dict[str, Any]] = []
     monkeypatch.setattr(tuning, "_kept", lambda *args: kept.append(args[-1]))

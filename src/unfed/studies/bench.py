@@ -397,7 +397,7 @@ class Scenario:
 
     def train(self) -> None:
         """Make the models before, if they are not there."""
-        assert self._theta
+        _ = self._theta
 
     @cached_property
     def goals(self) -> dict[int, float]:
@@ -420,7 +420,7 @@ class Scenario:
     def _run(self, label: str, peak: float, seeds: Sequence[int], on_way: Any = None) -> list[JudgedModel]:
         """A method's models of some seeds at this peak rate, each as it is judged."""
         config = self.work.config(*self.place, {label: peak})
-        assert self.goals  # θ* is there before its models are taken
+        self.train()  # before models are taken from its θ*
         with tempfile.TemporaryDirectory() as folder:
             part = self.cohort.part(replace(self.world, config=config), seeds, Path(folder))
             looks = UtilityLooks(self, part, seeds, rounds_of(config, label, config.method(label)), on_way)

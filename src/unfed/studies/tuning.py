@@ -125,7 +125,7 @@ def with_values(config: Config, label: str, values: Values) -> Config:
     return Config.parse(whole)
 
 
-class Bench:
+class TrialModels:
     """The first half of a population: what trials are measured on."""
 
     def __init__(self, config: Config, population: Population, label: str, models: int) -> None:
@@ -250,14 +250,14 @@ def _tune(said: Said, stated: dict[str, Any], folder: str, label: str, budget: T
     """Tune one method."""
     config, population = Config.kept(stated), store.load(folder)
     optuna = _optuna()
-    bench = Bench(config, population, label, budget.models)
+    models = TrialModels(config, population, label, budget.models)
     space, within = knobs(config, label), config.evaluation.recovered_within
     seen: dict[int, TrialResult] = {}
 
     def objective(trial: Any) -> float:
         values = {knob.name: knob.drawn(trial) for knob in space}
         try:
-            found = bench.tried({} if trial.number == 0 else values)
+            found = models.tried({} if trial.number == 0 else values)
         except UnfedError as error:  # a value that the method refuses, or a model that has diverged
             said(f"{label}: no usable model", trial.number + 1, budget.trials)
             raise optuna.TrialPruned(str(error)) from error
@@ -277,26 +277,26 @@ def _tune(said: Said, stated: dict[str, Any], folder: str, label: str, budget: T
         "method": label,
         "configured": _table(config, label),
         "trials": budget.trials,
-        "models": len(bench.seeds),
-        "on": _where(bench, population),
+        "models": len(models.seeds),
+        "on": _where(models, population),
         "space": {knob.name: [knob.low, knob.high] for knob in space},
         "chosen": chosen,
         "best": asdict(seen[best.number]),
         "spoiled": seen[best.number].spoiled(within),
         "as configured": asdict(seen[0]) if 0 in seen else None,
     }
-    _kept(bench, population, chosen, about)
+    _kept(models, population, chosen, about)
 
 
-def _where(bench: Bench, population: Population) -> str:
+def _where(models: TrialModels, population: Population) -> str:
     half = population.about.models // 2
-    return f"validation rows and {len(bench.seeds)} of the first {half} seeds of {population.about.models}"
+    return f"validation rows and {len(models.seeds)} of the first {half} seeds of {population.about.models}"
 
 
-def _kept(bench: Bench, population: Population, chosen: Values, about: Mapping[str, Any]) -> None:
+def _kept(models: TrialModels, population: Population, chosen: Values, about: Mapping[str, Any]) -> None:
     """All seeds with what was chosen, and how it was."""
-    kind, folder = tuned_label(bench.label), population.folder
-    bench.keep(kind, bench.unlearned(chosen, population.about.seeds, quiet))
+    kind, folder = tuned_label(models.label), population.folder
+    models.keep(kind, models.unlearned(chosen, population.about.seeds, quiet))
     with presence.held(folder, "begin", wait=-1):  # another process may have added its method meanwhile
         old = store.load(folder).about
         tuned = {**old.tuned, kind: dict(about)}
