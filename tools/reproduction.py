@@ -48,14 +48,14 @@ from unfed.paper import analyses, record, verdict
 from unfed.paper.items import Item, Spec, chosen, items, published
 from unfed.paper.pictures import light_colour
 from unfed.paper.views import VIEWS, results
-from unfed.paper.views.base import Section, plain
+from unfed.paper.views.base import Section
 from unfed.paper.views.printed import ALSO, where
 from unfed.report import rules
 from unfed.report.drawing import DASHES
 from unfed.report.tables import fitted_mark, name_of
 from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
-from unfed.values import Value, is_measured
+from unfed.values import Value, as_json, is_measured
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
 SHIFT = 0.5  # points by which most rows of a table must differ from the paper's for that to be said
@@ -233,7 +233,7 @@ def data_of(made: Section) -> str:
     """An item's numbers, its tables as they were printed on the page before, and what is said of them, as JSON."""
     grids = [*made.grids, *([made.published] if made.published else [])]
     shown = {grid.title: [grid.header, *grid.body] for grid in grids}
-    told = {"item": made.item.id, "title": made.item.title, "numbers": plain(made.data)}
+    told = {"item": made.item.id, "title": made.item.title, "numbers": as_json(made.data)}
     return json.dumps({**told, "tables": shown, "said": made.said}, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -21,9 +21,10 @@ from unfed.errors import UnfedError, listed
 from unfed.paper import record, views
 from unfed.paper.items import SCALES, Item, Spec, items
 from unfed.paper.record import SCHEMA
-from unfed.paper.views.base import Section, plain
+from unfed.paper.views.base import Section
 from unfed.records import Plain
 from unfed.runs.run import Run
+from unfed.values import as_json
 
 FOLDER = "analyses"
 """Under the folder of kept results."""
@@ -75,7 +76,7 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
         has = listed([name for name, _ in spec.numbers]) if spec.numbers else "none"
         raise UnfedError(f"{item.heading} takes no number {unknown[0]!r}; it has {has}.")
     spec = replace(spec, numbers=(*spec.numbers, *(numbers or {}).items()))
-    found = plain(view.analysis.measure(item, spec, run))
+    found = as_json(view.analysis.measure(item, spec, run))
     own = run.description
     about = {name: getattr(own, name) for name in ("created", "versions", "hardware", "engine")}
     used = ("retrain", "ft", "not")

@@ -24,13 +24,14 @@ from unfed.errors import UnfedError
 from unfed.paper import views
 from unfed.paper.items import Item, SharedRun, Spec, shared
 from unfed.paper.items import items as all_items
-from unfed.paper.views.base import BY, Section, TextTable, first_seed, plain
+from unfed.paper.views.base import BY, Section, TextTable, first_seed
 from unfed.report import RunInfo, html, tables
 from unfed.report.wording import date_text
 from unfed.requests.entry import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.studies.same_training import take_training
+from unfed.values import as_json
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
@@ -197,7 +198,7 @@ def latex(section: Section) -> str:
 
 
 def numbers(section: Section) -> str:
-    told = json.dumps(plain(section.data), indent=1, ensure_ascii=False, allow_nan=False)
+    told = json.dumps(as_json(section.data), indent=1, ensure_ascii=False, allow_nan=False)
     return told + "\n" if section.data else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import PaperFigure
 from unfed.report.rules import Row
 from unfed.runs.run import Run
-from unfed.values import not_measured
+from unfed.values import as_json
 
 BY = "Data and model"
 Runs = Mapping[Spec, Run]
@@ -61,19 +60,7 @@ class Analysis:
 
     def make(self, item: Item, runs: Runs) -> Section:
         """Both, one after the other; what is shown is what would be kept."""
-        return self.show(item, {spec.name: plain(self.measure(item, spec, run)) for spec, run in runs.items()})
-
-
-def plain(value: Any) -> Any:
-    """As JSON can hold it.
-
-    A number that is none says so, instead of a bare NaN that no other reader takes.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value
+        return self.show(item, {spec.name: as_json(self.measure(item, spec, run)) for spec, run in runs.items()})
 
 
 @dataclass(frozen=True)
