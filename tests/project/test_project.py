@@ -14,8 +14,10 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
@@ -42,6 +44,45 @@ def tool(name: str) -> ModuleType:
 
 def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the checks below ask about a file of the package."""
+
+    path: Path
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    parameters: Mapping[str, int]
+    """Of every function, how many a caller may give."""
+    docs: tuple[tuple[str, str], ...]
+    """Whose it is, and the first line, of every docstring."""
+    long: frozenset[str]
+    """Messages of too many words."""
+
+
+DEFINED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def package() -> list[Code]:
+    """Every file of the package, parsed once for all checks."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        defined = [node for node in nodes if isinstance(node, DEFINED)]
+        functions = [node for node in defined if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        docs = [(getattr(node, "name", "module"), doc) for node in defined if (doc := ast.get_docstring(node))]
+        found.append(
+            Code(
+                path,
+                tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+                {node.name: parameters(node) for node in sorted(functions, key=parameters)},
+                tuple((name, doc.splitlines()[0]) for name, doc in docs),
+                frozenset(long_messages(tree)),
+            )
+        )
+    return found
 
 
 # --- the version ------------------------------------------------------------------------------------------------------
@@ -162,15 +203,10 @@ def test_a_commit_is_held_to_what_ci_calls_lint() -> None:
 def imported(stdlib: bool = False) -> dict[str, str]:
     """Top-level packages (or modules of Python's own) that unfed imports anywhere, each with one file that does."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "src" / "unfed").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            else:
-                continue
-            found |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    for code in package():
+        for node in code.imports:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found |= {name.partition(".")[0]: str(code.path.relative_to(ROOT)) for name in names}
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
@@ -235,16 +271,13 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len(named) + (given.vararg is not None) + (given.kwarg is not None)
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every function below src, as file:name."""
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{path.relative_to(ROOT / 'src').as_posix()}:{node.name}", node
-
-
 def test_no_function_has_more_than_seven_parameters_but_for_those_that_must() -> None:
-    many = [name for name, function in functions() if parameters(function) > 7]
+    many = [
+        f"{code.path.relative_to(ROOT / 'src').as_posix()}:{name}"
+        for code in package()
+        for name, count in code.parameters.items()
+        if count > 7
+    ]
     assert [name for name in many if not any(fnmatch(name, pattern) for pattern in EXEMPT)] == []
     assert [pattern for pattern in EXEMPT if not any(fnmatch(name, pattern) for name in many)] == []
 
@@ -256,12 +289,11 @@ def test_no_module_is_over_800_lines() -> None:
 
 def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> None:
     """The front door, `unfed` itself, is left out: it names what lies in the rooms and loads none of it."""
-    source = ROOT / "src"
-    paths = {".".join(p.relative_to(source).with_suffix("").parts): p for p in (source / "unfed").rglob("*.py")}
-    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    named = {".".join(code.path.relative_to(ROOT / "src").with_suffix("").parts): code for code in package()}
+    modules = {name.removesuffix(".__init__"): code for name, code in named.items()}
     graph: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, code in modules.items():
+        for node in code.imports:
             if isinstance(node, ast.ImportFrom) and node.module in modules:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 found = (inner & modules.keys()) | ({node.module} if inner - modules.keys() else set())
@@ -274,18 +306,8 @@ def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> 
     assert len(list(TopologicalSorter(graph).static_order())) > 100
 
 
-def first_lines() -> Iterator[tuple[str, str]]:
-    """The first line of every docstring below src, with where it stands."""
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found = ast.get_docstring(node)
-                if found:
-                    yield f"{path.name}:{getattr(node, 'name', 'module')}", found.splitlines()[0]
-
-
 def test_a_docstrings_first_line_is_a_sentence_of_less_than_100_characters() -> None:
-    found = list(first_lines())
+    found = [(f"{code.path.name}:{name}", line) for code in package() for name, line in code.docs]
     assert len(found) > 1000
     assert [where for where, line in found if len(line) >= 100] == []
     assert [where for where, line in found if not line.endswith((".", "?", "!"))] == []
@@ -311,18 +333,17 @@ def spoken(node: ast.expr) -> str:
     return "_"
 
 
-def long_messages(code: str) -> Iterator[str]:
+def long_messages(tree: ast.Module) -> Iterator[str]:
     """Errors and warnings of too many words, and any other text of which one sentence has too many."""
-    tree = ast.parse(code)
-    inside = {child for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for child in ast.walk(node)}
-    quoted = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    apart = {child for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for child in ast.walk(node)}
+    apart |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             raised = name.endswith("Error") or name in ("Refused", "Unanswered", "NotRecovered", "Halted", "Unreadable")
             said = spoken(node.args[0]) if raised or name in ("warn", "warning") else ""
             yield from [said] if len(said.split()) > LONGEST else []
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and node not in inside | quoted):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and node not in apart):
             sentences = re.split(r"(?<=[.?!])\s+(?=[A-Z`_])", spoken(node))
             yield from [one for one in sentences if len(one.split()) > LONGEST]
 
@@ -330,14 +351,17 @@ def long_messages(code: str) -> Iterator[str]:
 def test_no_message_is_longer_than_a_reader_wants() -> None:
     """What is wrong, then the one next step."""
     many = " ".join(["word"] * LONGEST)
-    assert list(long_messages(f'raise UnfedError("{many}")')) == []
-    assert set(long_messages(f'raise UnfedError(f"{many} {{name}}.")')) == {f"{many} _."}
-    assert set(long_messages(f'warnings.warn("First. {many}")')) == {f"First. {many}"}
-    assert set(long_messages(f'def f():\n    """{many} more."""\n    return f"{many} {{more}}"')) == {f"{many} _"}
+    for code, found in (
+        (f'raise UnfedError("{many}")', set()),
+        (f'raise UnfedError(f"{many} {{name}}.")', {f"{many} _."}),
+        (f'warnings.warn("First. {many}")', {f"First. {many}"}),
+        (f'def f():\n    """{many} more."""\n    return f"{many} {{more}}"', {f"{many} _"}),
+    ):
+        assert set(long_messages(ast.parse(code))) == found
     said = {
-        f"{path.relative_to(ROOT)}: {one}"
-        for path in sorted((ROOT / "src").rglob("*.py"))
-        for one in long_messages(path.read_text(encoding="utf-8"))
+        f"{code.path.relative_to(ROOT)}: {one}"
+        for code in package()
+        for one in code.long
         if "aquarium_fish" not in one  # the names of CIFAR-100's classes
     }
     assert said == set()
