@@ -44,8 +44,8 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(KEPT) -m pytest -m flower_processes tests/flower/test_flower_processes.py tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
 
-test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes and in Flower's simulator
-	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
+test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes
+	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py
 
 test-flower-version: .venv/dev.stamp  ## the Flower tests under another version, which is then in .venv: FLOWER=1.42.0
 	@$(BIN)/python -m pip install --quiet flwr==$(FLOWER)
