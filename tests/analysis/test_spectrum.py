@@ -35,7 +35,6 @@ from unfed.model.params import params_of
 TOLERANCE = 0.08
 
 I_2000 = np.arange(1, 2001)
-IDENTITY = np.ones(2000)
 FIFTH = np.where(I_2000 <= 400, 5.0, 0.1)
 HALVES = np.where(np.arange(1000) < 500, 4.0, 1.0)
 SPIKES = np.concatenate([[200.0, 100.0, 50.0], np.ones(1997)])
@@ -67,7 +66,6 @@ def off(psi: Floats, eigenvalues: Floats) -> float:
 @pytest.mark.parametrize(
     ("eigenvalues", "n", "raw"),
     [
-        pytest.param(IDENTITY, 2047, 0.409, id="identity"),
         pytest.param(HALVES, 2000, 0.198, id="half 1 half 4"),
         pytest.param(SPIKES, 2047, 0.348, id="3 spikes and bulk"),
         pytest.param(I_2000**-1.5, 2047, 0.011, id="i^-1.5"),

@@ -47,7 +47,7 @@ def test_the_method_of_the_how_to_keeps_the_contract(tmp_path: Path, allow_code:
     path = tmp_path / "shrink.py"
     path.write_text(block("how-to/method.md", "python")[0])
     try:
-        found = check(load(str(path)), ["data.train_size=400", "data.test_size=100"])
+        found = check(load(str(path)), ["data.train_size=200", "data.test_size=60"])
         assert [claim for claim in found if not claim.held] == []
     finally:
         METHODS.pop("shrink", None)

@@ -59,8 +59,8 @@ def model(name: str = "cnn-tiny", dtype: torch.dtype = torch.float64) -> tuple[T
     return Template(module, SHAPE).to("cpu", dtype), cast(params_of(module), dtype, "cpu")
 
 
-def another(seed: int, dtype: torch.dtype = torch.float64) -> Params:
-    return cast(params_of(build("cnn-tiny", shape=SHAPE, classes=4, seed=seed)), dtype, "cpu")
+def another(seed: int, dtype: torch.dtype = torch.float64, name: str = "cnn-tiny") -> Params:
+    return cast(params_of(build(name, shape=SHAPE, classes=4, seed=seed)), dtype, "cpu")
 
 
 def answers(

@@ -80,7 +80,7 @@ def test_phases_that_differ_in_their_view_alone_are_recorded_once(monkeypatch: p
         return module
 
     monkeypatch.setattr(recorded, "compiler", look)
-    clients, made = federation(scheme="dirichlet"), model()
+    clients, made = federation(scheme="dirichlet"), model("mlp")
     seen = []
     for view in ("retain", "all", "retain"):
         assert_recorded(plan_of(replace(BASE, view=view)), clients, made)
@@ -131,7 +131,7 @@ def test_a_source_or_an_objective_may_hold_constants_of_its_own(monkeypatch: pyt
 
     monkeypatch.setitem(objectives.OBJECTIVES, "own", objectives.Objective("own", loss))
     monkeypatch.setattr(recorded, "compiler", lambda module, inputs: Bare(module))
-    assert_recorded(plan_of(replace(BASE, objective=term("own"))), federation((9, 17)), model())
+    assert_recorded(plan_of(replace(BASE, objective=term("own"))), federation((9, 17)), model("mlp"))
 
 
 class Bare:
@@ -157,7 +157,7 @@ def refusing(module: Any, inputs: Any) -> Any:
 
 def test_a_step_that_cannot_be_compiled_runs_uncompiled_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", refusing)
-    clients, made = federation((9, 17), augment=True), model("cnn-tiny-bn")
+    clients, made = federation((9, 17), augment=True), model("mlp")
     plan = plan_of(replace(BASE, epochs=2))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -176,13 +176,13 @@ def test_a_stack_that_cannot_be_traced_is_mapped_step_by_step(monkeypatch: pytes
         raise RuntimeError("an operation without a fake")
 
     monkeypatch.setattr(recorded, "make_fx", untraceable)
-    clients, made = federation((9, 17)), model()
+    clients, made = federation((9, 17)), model("mlp")
     with pytest.warns(UnfedWarning, match="cannot be compiled .an operation without a fake.*operation by operation"):
         assert_recorded(plan_of(BASE), clients, made)
 
 
 def test_a_schedule_does_not_record_anew() -> None:
-    clients, (template, params) = federation((12, 12)), model()
+    clients, (template, params) = federation((12, 12)), model("mlp")
     engine = Batched(template, clients, compile=True)
     for lr, alpha in ((0.1, 1e-3), (0.05, 5e-4), (0.0, 0.0)):
         phase = replace(BASE.with_optimiser(lr=lr), penalties=(term("l1", alpha=alpha),))

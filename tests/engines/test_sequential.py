@@ -58,9 +58,10 @@ MANIFOLD = {"guided", "random_label", "bad_teacher"}  # marks and a model, draws
 
 @pytest.mark.parametrize("objective", [*sorted(MANIFOLD), *slow(*sorted(OBJECTIVES.keys() - MANIFOLD))])
 def test_every_objective_is_the_same_replayed(objective: str) -> None:
-    context: dict[str, Params] = {name: another(20 + i) for i, name in enumerate(CONTEXTS.get(objective, ()))}
+    network = "cnn-tiny-dropout" if objective in MANIFOLD else "mlp"
+    context = {name: another(20 + i, name=network) for i, name in enumerate(CONTEXTS.get(objective, ()))}
     phase = replace(BASE, objective=term(objective), view="all")
-    assert_replayed(plan_of(phase), federation(scheme="dirichlet"), model("cnn-tiny-dropout"), context)
+    assert_replayed(plan_of(phase), federation(scheme="dirichlet"), model(network), context)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from unfed.runs.world import World
 from unfed.values import is_measured
 from worlds import LEAVES, serve, train, unlearn
 
-DOUBLE = ['engine.precision="float64"', 'engine.name="sequential"']
+DOUBLE = ['engine.precision="float64"', 'engine.name="sequential"', "data.train_size=240", "data.test_size=60"]
 SCOPES = {
     "client": LEAVES,
     "class": Request("r1", classes=(3,)),

@@ -212,18 +212,16 @@ def changed(raw: Any, place: tuple[str | int, ...], value: Any) -> Any:
 def damages(text: str, lines: bool, depth: int | None) -> Iterator[tuple[str, str]]:
     """What a file may say instead, each with its name; of a file of lines the first is damaged.
 
-    Every field is wrong in one way, each in another; with a depth the outer fields are in half of all ways, in turn.
-    `make fuzz` draws the others.
+    Every field is wrong in one way, each in another, and in a second way with a depth. `make fuzz` draws the others.
     """
     first, _, rest = text.partition("\n") if lines else (text, "", "")
     raw = json.loads(first)
     for other in OTHERS:
         yield other, f"{other}\n{rest}"
-    for number, place in enumerate(places(raw, depth or 1)):
-        count = len(WRONG) // 2 if depth and len(place) == 1 else 1
-        for way in itertools.islice(itertools.cycle(WRONG), number * count, (number + 1) * count):
-            damaged = json.dumps(changed(raw, place, WRONG[way]))
-            yield f"{'.'.join(map(str, place))} {way}", f"{damaged}\n{rest}"
+    ways = [*WRONG][-3:] + [*WRONG][:-3] if depth else [*WRONG]
+    for way, place in zip(itertools.cycle(ways), places(raw, depth or 1), strict=False):
+        damaged = json.dumps(changed(raw, place, WRONG[way]))
+        yield f"{'.'.join(map(str, place))} {way}", f"{damaged}\n{rest}"
 
 
 def content(file: Path) -> str:
@@ -436,21 +434,21 @@ def named(kind: Kind, said: str) -> bool:
 
 
 def faults(kind: Kind, home: Path, ask: Ask, readers: Sequence[Reader], depth: int | None = None) -> list[str]:
-    """What went wrong with any damage of a file."""
+    """What went wrong with any damage of a file; its readers take turns."""
     file, found = home / kind.file, []
     text, data = content(file), file.read_bytes()
     file.with_name(f"{file.name}.whole").write_bytes(data)
-    for name, damaged in damages(text, kind.file.endswith(".jsonl"), depth):
+    for number, (name, damaged) in enumerate(damages(text, kind.file.endswith(".jsonl"), depth)):
         replace(file, damaged)
-        for reader in readers:
-            code, said = ask(reader)
-            who = reader if isinstance(reader, str) else reader.__name__
-            if code not in (0, 2):
-                found.append(f"{who}, {name}: {code}: {said}")
-            elif code == 2 and not named(kind, said):
-                found.append(f"{who}, {name} names no file: {said}")
-            elif code == 0 and name in ("[]", "3", "null") and not kind.hint:
-                found.append(f"{who} believes {name}")
+        reader = readers[(number + number // len(WRONG)) % len(readers)]  # not the same ways for the same reader
+        code, said = ask(reader)
+        who = reader if isinstance(reader, str) else reader.__name__
+        if code not in (0, 2):
+            found.append(f"{who}, {name}: {code}: {said}")
+        elif code == 2 and not named(kind, said):
+            found.append(f"{who}, {name} names no file: {said}")
+        elif code == 0 and name in ("[]", "3", "null") and not kind.hint:
+            found.append(f"{who} believes {name}")
     file.write_bytes(data)
     assert not any(ask(reader)[0] for reader in readers), "the whole file is read"
     return found
@@ -524,4 +522,4 @@ def test_all_of_this_is_whole(ask: Ask) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", OWN)
 def test_nor_is_it_in_any_other_way(file: str, home: Path, ask: Ask) -> None:
-    assert misread(file, home, ask, WAYS) == []
+    assert misread(file, home, ask, WAYS[list(OWN).index(file) % 2 :: 2]) == []

@@ -457,7 +457,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
         purge(whole, request_id)
     wanted, graves = files(whole.folder.path), books.tombstones(whole.folder.path).keys()
     assert len(kept) > 20 and {"replace", "unlink"} <= {*kept.values()}
-    for number, folder in enumerate(kept):
+    for number, folder in list(enumerate(kept))[request_id == "second" :: 2]:  # each takes the other half
         begun = bool(books.tombstones(folder))
         assert begun or files(folder) == files(template), "without a word nothing goes"
         if begun:

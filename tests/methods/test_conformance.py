@@ -44,8 +44,8 @@ def mine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     METHODS.pop("mine", None)
 
 
-FEW = ("data.train_size=400", "data.test_size=100")
-"""400 images to learn from: what a method keeps to does not depend on how many there are."""
+FEW = ("data.train_size=200", "data.test_size=60")
+"""200 images to learn from: what a method keeps to does not depend on how many there are."""
 
 
 def broken(kind: type[Method]) -> Any:

@@ -32,7 +32,7 @@ def pictures(run: Any, lines: Any) -> dict[str, Picture]:
     return figures.pictures(known(run), lines)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drawn() -> dict[str, Picture]:
     return pictures(*fake_run())
 

@@ -652,7 +652,7 @@ def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(run: Run, tmp_pa
         run.execute()
     truth, entries = outcome(run.folder.path), described(run)
     assert len(kept) >= 20
-    for folder in kept:
+    for folder in kept[::2]:  # the three requests make the same writes, and these fall on others of each
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
