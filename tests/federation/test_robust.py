@@ -232,8 +232,9 @@ def refused(run: Run, request: str | None, label: str) -> list[dict[str, Any]]:
 SCALED = ("scale", "1e30", "3.4e38", "noise")
 
 
-@pytest.mark.parametrize("attack", SCALED)
-@pytest.mark.parametrize("engine", [Sequential, Batched])
+@pytest.mark.parametrize(
+    ("engine", "attack"), [*((Sequential, attack) for attack in SCALED), (Batched, SCALED[0])]
+)  # who computed an update does not matter to those who look at it
 def test_an_update_outside_the_bound_is_refused_and_the_model_is_that_of_the_others(
     engine: Any, attack: str, small: Small, tmp_path: Path
 ) -> None:

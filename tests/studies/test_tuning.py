@@ -152,7 +152,7 @@ def test_from_a_population_to_a_page_that_says_what_was_tuned_with_what(small: S
     file.write_text(
         'name = "c"\nseed = 0\n[partition]\nclients = 3\nvalidation = 0.2\n[model]\nname = "cnn-tiny"\n[training]\n'
         'rounds = 1\nbatch = 256\n[unlearning]\nrounds = 1\n[request]\nid = "r1"\nclients = ["0"]\n[methods]\n'
-        'run = ["retrain", "ft", "not"]\n[data]\ntest_size = 60\n'
+        'run = ["retrain", "ft", "not"]\n[data]\ntrain_size = 240\ntest_size = 60\n'
     )
     for command in (
         ["population", str(file), "--models", "6", "--out", out, "--quiet"],
