@@ -23,7 +23,7 @@ import pytest
 
 from commands import called
 from test_judge import QUICK, made_up
-from unfed import storage
+from unfed import records, storage
 from unfed.cli.evidence import log_faults
 from unfed.config.config import Config
 from unfed.data.scope import KEY_BYTES
@@ -468,6 +468,30 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_a_sentence_that_names_i
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_so_is_whatever_stands_anywhere_in_it(kind: Kind, home: Path, ask: Ask) -> None:
     assert faults(kind, home, ask, kind.readers, kind.depth) == []
+
+
+class Small(records.JsonRecord):
+    """A record with a number and a switch."""
+
+    seed: records.Count
+    done: bool = False
+
+
+@pytest.mark.parametrize("raw", [{"seed": "3"}, {"seed": True}, {"seed": 3.0}, {"seed": 3, "done": "yes"}])
+def test_a_number_is_no_text_and_no_yes(raw: dict[str, Any]) -> None:
+    with pytest.raises(UnfedError, match=r"^The file has .* as its (seed|done) .*; restore it from a copy\.$"):
+        records.read(Small, raw, "The file")
+    assert records.read(Small, {"seed": 3}, "The file").seed == 3
+
+
+def test_a_number_that_no_float_can_hold_is_refused_before_anything_computes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(f'{{"seed": {10**299}}}')
+    assert storage.read_json(path, "run") == {"seed": 10**299}
+    path.write_text(f'{{"seed": {10**400}}}')
+    with pytest.raises(UnfedError, match="too long") as error:
+        storage.read_json(path, "run")
+    assert str(path) in str(error.value)
 
 
 # --- what is no file of ours ------------------------------------------------------------------------------------------
