@@ -161,7 +161,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 """Commands that take a method's name."""
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
-OTHERS |= {"request revoke", "verify"}
+OTHERS |= {"request revoke", "verify", "new"}
 OTHERS |= {"keys new", "request sign", "judge", "bench"}
 """Commands that read neither a config nor a run folder."""
 

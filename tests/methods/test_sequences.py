@@ -30,6 +30,8 @@ from unfed.model.files import negate_file
 from unfed.model.networks import build
 from unfed.model.perturb import Perturbed
 from unfed.report import tables
+from unfed.report.rules import asked as asked_of
+from unfed.report.sentences import first_sentence
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.requests.reversible import inverse_of, turned_back
@@ -422,7 +424,9 @@ def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
     right = f"Earlier request r0: the new model is right on {earlier:.1f} % of its data, the old one on {was:.1f} %;"
     assert right in said
     page = " ".join((run.folder.path / "report.html").read_text(encoding="utf-8").split())
-    assert f"the model is right on {own:.1f} % of its data" in page.replace("\u00a0", " ")
+    described, found = run.info(), [row for row in unfed.results(run, "last") if row.request == "class-7"]
+    said = first_sentence(described, asked_of(described, run.lines())["class-7"], found)
+    assert f"the model is right on {own:.1f} % of its data" in said
     assert "Earlier request r0" in page and f"Class 7, {len(rows)} training samples" in page
 
 

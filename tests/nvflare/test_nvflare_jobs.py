@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
+pytest.importorskip("nvflare.apis", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
 
 from nvflare_deployment import ALLOWED, Deployment
 from unfed.nvflare.transport import job

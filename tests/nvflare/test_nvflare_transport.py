@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
+pytest.importorskip("nvflare.apis", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
 
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
+pytest.importorskip("nvflare.apis", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
 
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext

@@ -97,7 +97,7 @@ def grid() -> Iterator[Over]:
 
 @contextmanager
 def sites() -> Iterator[Over]:
-    pytest.importorskip("nvflare", reason="needs unfed[nvflare]")
+    pytest.importorskip("nvflare.apis", reason="needs unfed[nvflare]")
     from nvflare_sites import Board
     from unfed.nvflare.transport import SPEECH, Server, Site, SiteTransport
 

@@ -245,6 +245,7 @@ def test_what_is_missing_is_said_before_anything_is_made(tmp_path: Path, monkeyp
 
     assert says("--workers", "slurm") == "--workers takes ray, not 'slurm'; leave it out for processes of this machine."
     assert says("--workers", "ray", "--jobs", "0").startswith("At least 1 process must work, not 0")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test of this process may hold a cluster
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         assert says("--workers", "ray") == (

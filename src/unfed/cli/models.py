@@ -23,7 +23,7 @@ def export(
     seed: Annotated[int | None, which("Which repetition, if a run has several.")] = None,
     out: Annotated[Path, out_option("A .safetensors file, or a folder for Hugging Face's tools.")],
 ) -> None:
-    """Write a model of a run to a file, or to a folder with a model card.
+    """Write a model of a run to a file, or a folder with a card.
 
     By default it is the model in force.
     """
