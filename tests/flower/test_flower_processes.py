@@ -174,20 +174,21 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
 def test_the_example_forgets_a_partition_in_a_second_run_on_real_nodes(tmp_path: Path) -> None:
     app, model = tmp_path / "example", tmp_path / "model.pt"
     shutil.copytree(Path(__file__).parents[2] / "examples" / "flower", app, ignore=shutil.ignore_patterns("deploy"))
-    deployment = Deployment(tmp_path, nodes=3)
-    said = f'rounds=1 model="{model}"'
+    deployment = Deployment(tmp_path, nodes=4)  # as many partitions as digits/after.py names
+    said = f'rounds=1 model="{model}" ledger="{tmp_path / "ledger"}"'
 
     def run() -> list[int]:
         command = ["flwr", "run", str(app), "local", "--stream", "--run-config", said]
         subprocess.run(command, env=deployment.env, check=True, timeout=PATIENCE, capture_output=True)
-        return [deployment.received(node, kind) for node in range(3) for kind in ("train", "evaluate")]
+        return [deployment.received(node, kind) for node in range(4) for kind in ("train", "evaluate")]
 
     try:
         deployment.up()
-        assert run() == [1] * 6
+        assert run() == [1] * 8
         project = app / "pyproject.toml"
         project.write_text(project.read_text().replace("digits.before:app", "digits.after:app"))
-        assert run() == [1, 1, 2, 2, 2, 2]  # node 0 is partition 0: it is asked who it is, and nothing else
+        # Node 0 is partition 0: it is asked who it is, and nothing else. The others also measure the model before.
+        assert run() == [1, 1, 2, 3, 2, 3, 2, 3]
     finally:
         deployment.down()
     before, after = (torch.load(f"{model}{end}", weights_only=True) for end in ("", ".unlearned"))
