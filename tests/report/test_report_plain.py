@@ -17,6 +17,7 @@ from unfed.paper import build
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
+from unfed.report.card import model_card
 from unfed.report.rules import rows
 from unfed.report.sentences import gate_words, method_row, verdicts
 from unfed.report.tables import judged
@@ -60,6 +61,24 @@ def test_the_headline_of_a_comparison_does_not_say_that_anybody_is_out_of_the_mo
     compared = {**run, "in_force": [trained]}
     assert "In a comparison, client 0 was taken out by NoT" in Page(render(compared, lines)).text
     assert "In a comparison" not in Page(render(run, lines)).text
+
+
+def test_a_card_credits_a_client_with_no_backdoor_but_its_own_and_cannot_be_written_into() -> None:
+    run, lines = fake_run()
+    run["config"]["poison"] = {"client": "0", "target_class": 0}
+    served = {"id": "r2", "kind": "client", "clients": ["3"], "method": "not", "state": "fulfilled"}
+    run["requests"].append(served)
+    more: list[Any] = [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]
+    about = {"says": "a <b>model</b>", "still_in_it": ["r1"]}
+    cards = [
+        model_card(known(run), [*lines, *more], Job(0, request, "not"), about, {"evidence.json": "ab" * 32})
+        for request in ("r1", "r2")
+    ]
+    assert "the backdoor it planted fires on" in cards[0] and "the backdoor it planted" not in cards[1]
+    assert "There is no Retrain to compare with." in cards[1] and "There is no Retrain" not in cards[0]
+    assert "&lt;b>model" in cards[0] and "still in it: r1." in cards[0]
+    assert f"- `evidence.json`: SHA-256 `{'ab' * 32}`" in cards[0]
+    assert "Does it last? Undoing was not tried; `unfed probe` tries it." in cards[0]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from unfed.errors import Refused, listed
 from unfed.flower.introduction import NOTE, is_training
-from unfed.flower.leaving import Leaver, class_words
+from unfed.flower.leaving import Leaver
 from unfed.remote.messages import Failure, Unreadable, attempt
-from unfed.remote.rows import ALL_ROWS, ASKED, LEFT_OUT, unheeded
+from unfed.remote.rows import ALL_ROWS, ASKED, LEFT_OUT, class_words, unheeded
 
 NOT_LEFT_OUT = 4100
 """The code of the error that stands in the place of a reply which is refused for its rows."""
@@ -56,7 +56,7 @@ class Classes:
 
     @property
     def words(self) -> str:
-        return listed(map(class_words, self.all), "and")
+        return class_words(self.all)
 
     def told(self, message: Message) -> Message:
         """The message, whose config names the classes.
@@ -119,7 +119,7 @@ class Classes:
     def check_seen(self, rounds: int) -> None:
         """Refuse a request whose classes no one had a row of: a typing error would be called forgotten."""
         if missing := [number for number in self.now if number not in self.seen]:
-            words = listed(map(class_words, missing))
+            words = listed([f"class {number}" for number in missing])
             raise Refused(
                 f"No client that trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words}; name"
                 " classes by their label numbers, or pass gone=True if they are gone."

@@ -20,12 +20,13 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from unfed.errors import UnfedError, listed, members
+from unfed.errors import UnfedError, members
 from unfed.flower.introduction import ALLOW, KEYS, PARTS
 from unfed.flower.transport import SPEECH, Introductions, refuse_nameless
 from unfed.folder.deny import on_list
 from unfed.remote.messages import Failure, Reply, said
 from unfed.remote.nodes import Directory
+from unfed.remote.rows import class_words
 from unfed.remote.transport import Messenger
 
 TOLD = "every client is asked to leave its rows out"
@@ -148,10 +149,6 @@ class Leaver:
         return self.needed and not self.classes
 
 
-def class_words(number: int) -> str:
-    return f"class {number}"
-
-
 Exclude = Collection[int | Leaver] | Leaver | Find | int
 """Node ids and leavers, one or several, or a function that finds ids among those connected, whenever someone looks."""
 
@@ -265,7 +262,7 @@ def of_class(*given: int | str) -> Leaver:
             f' forget-classes="1,2", not {said(odd, 40) if odd else "nothing"}.'
         )
     numbers = sorted({int(part) for part in parts})
-    words = listed(map(class_words, numbers), "and")
+    words = class_words(numbers)
     return Leaver(words, lambda nodes: (), absent=TOLD, classes=numbers)
 
 
@@ -299,7 +296,7 @@ def gone_before(clients: Collection[str], classes: Collection[int], where: str, 
     def doubt(nodes: AppDirectory, node: int) -> str | None:
         return nodes.doubt(node) if asks and not nodes.registered.get(node) else None
 
-    everything = ", ".join([*sorted(names), *map(class_words, classes)]) or "which is empty"
+    everything = ", ".join([*sorted(names), *(f"class {number}" for number in classes)]) or "which is empty"
     return Leaver(
         f"everyone on {where} ({everything})",
         lambda nodes: [node for node, name in nodes.denied.nodes.items() if name in names],

@@ -200,7 +200,7 @@ class Site(Executor):
     """Answers unfed's questions at a site, as the site's own `local/unfed.json` says."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Take nothing: whatever a job sets here is refused, and the server is told so."""
+        """Take nothing: a job that sets anything here is refused, and the server learns why."""
         super().__init__()
         self._set_by_job = sorted(kwargs)
 

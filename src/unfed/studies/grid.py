@@ -274,10 +274,10 @@ def _on_cluster(cells: Sequence[GridCell], cluster: Ray, folder: Path, said: Sai
             f"No machine of the Ray cluster has {each['GPU']} GPU and {each['CPU']} cores, as each worker needs; add"
             " one, or set engine.threads or --device."
         )
-    told = Queue(actor_options={"num_cpus": 0})
+    progress = Queue(actor_options={"num_cpus": 0})
     # A process for every cell: what it takes of a GPU goes with it.
     remote = ray.remote(num_cpus=each["CPU"], num_gpus=each["GPU"], max_calls=1, max_retries=0)(_on_worker)
-    shared = told, os.getcwd(), str(folder), cluster.threads
+    shared = progress, os.getcwd(), str(folder), cluster.threads
     busy: dict[Any, tuple[GridCell, float]] = {}
     try:
         while waiting or busy:
@@ -285,7 +285,7 @@ def _on_cluster(cells: Sequence[GridCell], cluster: Ray, folder: Path, said: Sai
                 cell = waiting.pop(0)
                 busy[remote.remote(cell, *shared)] = cell, time.monotonic()
             done, _ = ray.wait([*busy], timeout=1.0)
-            for line in told.get_nowait_batch(told.qsize()):
+            for line in progress.get_nowait_batch(progress.qsize()):
                 said(*line)
             for one in done:
                 cell, began = busy.pop(one)
@@ -306,7 +306,7 @@ def _on_cluster(cells: Sequence[GridCell], cluster: Ray, folder: Path, said: Sai
             ray.cancel(one, force=True)
 
 
-def _on_worker(cell: GridCell, told: Any, here: str, folder: str, threads: int) -> list[Any]:
+def _on_worker(cell: GridCell, progress: Any, here: str, folder: str, threads: int) -> list[Any]:
     """In a worker's process: work, say how far it is, end with [error, answer].
 
     It works in the folder where the command was given, with as many threads as one process would use.
@@ -317,6 +317,6 @@ def _on_worker(cell: GridCell, told: Any, here: str, folder: str, threads: int) 
     os.chdir(here)
     torch.set_num_threads(threads)
     try:
-        return ["", cell.work(lambda *line: told.put(line), *cell.arguments)]
+        return ["", cell.work(lambda *line: progress.put(line), *cell.arguments)]
     except UnfedError as error:
         return [str(error), None]
