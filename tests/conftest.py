@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import random
+import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -100,6 +101,16 @@ def repeatable_draws() -> Iterator[None]:
     """Sealed draws are functions of a job's seed in tests: runs are compared bit for bit."""
     with sealed.drawn_from(lambda seed: rng.key(seed, "sealed").to_bytes(32, "big")):
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote and imported is gone after it: the next one may write another of the same name."""
+    known, written = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    for name in set(sys.modules) - known:
+        if str(vars(sys.modules[name]).get("__file__")).startswith(written):
+            del sys.modules[name]
 
 
 SMALL = {

@@ -27,8 +27,6 @@ def test_a_new_project_runs_and_its_test_passes(
     run = Run.open("runs/my-project")
     assert {line["method"] for line in run.lines()} >= {"before", "retrain", "not"}
     assert float(run.lines()[-1]["test"]) > 60
-    for name in ("my_data", "my_model"):  # what was imported here must not be what the test below imports
-        monkeypatch.delitem(sys.modules, name)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
