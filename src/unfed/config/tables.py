@@ -338,8 +338,8 @@ class EvaluationConfig(ConfigTable):
     """Evaluate every so many rounds, and always the last."""
     batch: Positive = 1024
     """Rows per step of evaluation."""
-    precision: Literal["params", "engine"] = "params"
-    """`params`: in the type of the params (float32 in a bf16 run). `engine`: as training does."""
+    precision: Literal["params", "engine"] = "engine"
+    """`engine`: as training computes. `params`: in the type of the params (float32 in a bf16 run)."""
     attack: bool = True
     """Whether to run the membership attack."""
     samples: bool | Literal["last"] = True
