@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from unfed import storage
 from unfed.__main__ import main as begun
+from unfed.cli import looking
 from unfed.cli.main import app, main
 from unfed.runs.run import Run
 from worlds import rounds_take, saved
@@ -153,6 +154,25 @@ def test_status_says_where_a_run_stands(unfed: Callable[..., Any], done: Path) -
     assert code == 0 and "finished" in out and "0/r1/not" in out and "3/3" in out
     value = json.loads(unfed("status", done, "--json")[1])
     assert value["state"] == "finished" and value["jobs"][0]["round"] == 4
+
+
+def test_status_takes_a_line_per_request_and_shows_one_with_its_gate(
+    unfed: Callable[..., Any], done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client in ("2", "3"):
+        code, _, err = unfed("forget", done, "--client", client, "--method", "ft", "--until", "1")
+        assert code == 0, err
+    out = unfed("status", done)[1]
+    lines = [line for line in out.splitlines() if "client-2" in line]
+    assert lines[0].startswith("request client-2: fulfilled") and "gate:" not in out and "0/r1/not" in out
+    monkeypatch.setattr(looking, "SCREEN", 1)
+    out = unfed("status", done)[1]
+    assert "request client-2" not in out and "request client-3" in out
+    assert "1 earlier request, settled:" in " ".join(out.split())
+    one = unfed("status", done, "--request", "client-2")[1]
+    assert "0/client-2/ft" in one and "gate: utility" in one and "client-3:" not in one and "0/r1/not" not in one
+    code, _, err = unfed("status", done, "--request", "nobody")
+    assert code == 2 and "There is no request 'nobody'" in err
 
 
 def test_without_a_method_forget_files_a_tuned_retrain(unfed: Callable[..., Any], done: Path) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from unfed.cli.console import Console, between_words
-from unfed.cli.display import Display, print_results, request_line
+from unfed.cli.display import Display, gate_in_short, print_results, request_line
 from unfed.cli.main import ORDER, PANELS, app
 from unfed.folder.info import RequestInfo
 from unfed.measures.metrics import Spread
@@ -105,7 +105,7 @@ def test_the_first_sentence_of_a_command_fits_its_line_of_the_list(name: str) ->
     [
         ("forget", ["Arguments", "What leaves", "How", "When it is done", "Output"]),
         ("run", ["Arguments", "How", "Output"]),
-        ("status", ["Arguments", "Output"]),
+        ("status", ["Arguments", "Options", "Output"]),
         ("serve", ["Arguments", "Where it listens", "How"]),
     ],
 )
@@ -227,11 +227,11 @@ def test_a_method_is_a_line_of_the_list() -> None:
     assert "history: history that was recorded" in said and "central: one model and one data set" in said
 
 
-def test_what_a_gate_found_stands_below_its_request_in_a_line() -> None:
+def test_a_request_and_what_its_gate_found_take_a_line_each() -> None:
     common = dict(value=1.5, verdict="passed", what="the drop", bound=2.0)
     checks = [common | dict(name="utility", decides=True), common | dict(name="other", decides=False)]
     request = dict(id="r1", state="denied", standing="denied (gate)", why="It lost too much.", owed=True)
     request |= {"way_out": "ask again", "gate": {"checks": checks}}
-    said = request_line(RequestInfo.model_validate(request)).splitlines()
-    assert said[0] == "request r1: denied (gate); It lost too much; it stays owed: ask again."
-    assert said[1:] == ["  gate: utility passed (1.5, at most 2), other passed"]
+    info = RequestInfo.model_validate(request)
+    assert request_line(info) == "request r1: denied (gate); It lost too much; it stays owed: ask again."
+    assert gate_in_short(info.gate) == "\n  gate: utility passed (1.5, at most 2), other passed"

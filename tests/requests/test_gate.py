@@ -265,7 +265,8 @@ def test_status_and_report_show_every_check_and_who_accepted(
 ) -> None:
     run.forget(LEAVES, "not", until=1, how=RequestOptions(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"}))
     page = write_report(run).read_text()
-    monkeypatch.setattr(sys, "argv", ["unfed", "status", str(run.folder.path)])
+    (entry,) = run.folder.book().entries
+    monkeypatch.setattr(sys, "argv", ["unfed", "status", str(run.folder.path), "--request", entry.request.id])
     with pytest.raises(SystemExit):
         main()
     line = " ".join(capsys.readouterr().out.split())

@@ -325,10 +325,7 @@ def next_steps(run: Run) -> list[str]:
 
 
 def request_line(request: RequestInfo) -> str:
-    """Where a deletion request stands, and what can be done where it is owed.
-
-    Each check of its gate stands in a line of its own below.
-    """
+    """Where a deletion request stands, and what can be done where it is owed."""
     about = [f"request {request.id}: {request.standing}"]
     about += [f"it takes out {request.subject}"] if request.subject else []
     if request.state == "fulfilled":
@@ -344,10 +341,10 @@ def request_line(request: RequestInfo) -> str:
         about.append(f"promised by {request.expected_by}")
     if request.owed:
         about.append(f"it stays owed: {request.way_out}")
-    return escape("; ".join(about) + ("." if request.owed else "") + _gate_in_short(request.gate))
+    return escape("; ".join(about) + ("." if request.owed else ""))
 
 
-def _gate_in_short(gate: GateSaid | None) -> str:
+def gate_in_short(gate: GateSaid | None) -> str:
     """A line of the gate's checks, with numbers where they decide or failed."""
     if gate is None or not gate.checks:
         return ""
@@ -357,7 +354,7 @@ def _gate_in_short(gate: GateSaid | None) -> str:
         number = f" ({check.value:.3g}, at most {check.bound:.3g})" if counts else ""
         found.append(f"{check.name} {check.verdict}{number}")
     accepted = f"; put in force all the same by {by.get('by')}, {by.get('at')}" if (by := gate.accepted) else ""
-    return f"\n  gate: {', '.join(found)}{accepted}"
+    return escape(f"\n  gate: {', '.join(found)}{accepted}")
 
 
 def tell_outcome(run: Run, status: str, request: str, report: str) -> None:

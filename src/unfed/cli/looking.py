@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option, plain
 from unfed.errors import Refused, UnfedError, counted
 
 if TYPE_CHECKING:
@@ -23,16 +23,23 @@ if TYPE_CHECKING:
 which = partial(option, "Which models")
 Number = TypeVar("Number", int, float)
 WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model before"}
+SETTLED = {"fulfilled", "revoked"}
+SCREEN = 10
+"""Settled requests that `status` lists; the others are counted."""
 LONG = 15.0
 """Seconds of silence after which a log names what goes on."""
 
 
-def status(run: RunArgument, as_json: Json = False) -> None:
+def status(
+    run: RunArgument,
+    request: Annotated[str | None, plain("Only this request, with its models and its gate.", metavar="ID")] = None,
+    as_json: Json = False,
+) -> None:
     """Show where a run stands: rounds, requests, the model in force.
 
     Also accuracy, time left, and how to continue.
     """
-    from unfed.cli.display import clock_text, percent, request_line
+    from unfed.cli.display import clock_text, gate_in_short, percent, request_line
     from unfed.cli.evidence import due_dates
     from unfed.report.wording import words_of
     from unfed.runs.run import Run
@@ -46,15 +53,22 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     if as_json:
         echo_json(found.to_json())
         return
+    if request is not None and request not in {one.id for one in requests}:
+        raise UnfedError(f"There is no request {request!r} in {run}; `unfed status {run} --json` lists all.")
     stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found.state}")
-    words = words_of(opened.description)
+    words, settled = words_of(opened.description), [one.id for one in requests if one.state in SETTLED]
     rows = [
         (job.job, f"{job.round}/{job.rounds}", percent(job.test), percent(job.forget), words.said(job.state))
         for job in found.jobs
+        if (job.request == request if request else job.request not in settled)
     ]
     print_table(("job", words.unit, "test", "forget", "state"), rows, (words.unit, "test", "forget"))
-    for request in requests:
-        stdout.print(request_line(request), soft_wrap=True)
+    hidden = set(settled[:-SCREEN])
+    for one in requests:
+        if one.id == request if request else one.id not in hidden:
+            stdout.print(request_line(one) + (gate_in_short(one.gate) if request else ""), soft_wrap=True)
+    if hidden and not request:
+        say(f"{counted(len(hidden), 'earlier request')}, settled: `--request ID` shows one, `--json` all.")
     for model in found.in_force:
         of = f" (seed {model.job.seed})" if len(found.in_force) > 1 else ""
         say(f"In force{of}: {model.sentence}.")

@@ -32,6 +32,7 @@ class JobStatus:
     """Where a job stands, and its last numbers."""
 
     job: str
+    request: str | None
     round: int
     rounds: int
     test: Value | None
@@ -133,6 +134,7 @@ def status(run: Run) -> RunStatus:
         jobs.append(
             JobStatus(
                 job="/".join(job.path.parts),
+                request=job.request,
                 round=heard["round"] if here else max(saved.round if saved else 0, int(line.get("round", 0))),
                 rounds=rounds if saved is None or saved.rounds is None else saved.rounds,
                 test=line.get("test"),
