@@ -9,7 +9,6 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +20,9 @@ import pytest
 import torch
 import typer.main
 from hypothesis import HealthCheck, settings
-from matplotlib.artist import Artist
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import ScalarFormatter
 
 import unfed
+import worded
 from apart import (  # noqa: F401 (hooks: pytest finds them here)
     pytest_runtest_protocol,
     pytest_runtest_teardown,
@@ -38,18 +33,19 @@ from unfed import plugins, rng
 from unfed.config.config import Config
 from unfed.data import ClientData, TensorSource, datasets
 from unfed.methods import sealed
-from unfed.report.drawing import HEADING
 from unfed.studies import grid
 from worlds import Small, Toy
 
 torch.set_num_threads(1)
 # What a test starts as a process runs the code that the test runs, from whatever folder.
-PATHS = [str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+PATHS = [str(Path(unfed.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 # No test cuts the power, so none waits for the disk; a descriptor that is not open still fails.
 os.fsync = cast(Any, os.fstat)
 # Every core has a test at work: a study begins no more processes than a test asks for.
 cast(Any, grid).cores = lambda: 1
+# The processes that tests begin are copies of one that has imported what they need, and draws no figures either.
+grid.READY += ["unfed.cli.main", "unfed.studies.sweep", "unfed.studies.population", "worded.processes"]
 # A process reads the digits and the commands once, tests a thousand times: what was read is kept.
 typer.main.get_command = functools.cache(typer.main.get_command)
 read_digits = functools.cache(datasets.DATASETS["digits"])
@@ -109,7 +105,7 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     known, written = set(sys.modules), str(tmp_path_factory.getbasetemp())
     yield
     for name in set(sys.modules) - known:
-        if str(vars(sys.modules[name]).get("__file__")).startswith(written):
+        if str(getattr(sys.modules[name], "__dict__", {}).get("__file__")).startswith(written):
             del sys.modules[name]
 
 
@@ -134,26 +130,8 @@ def figures_as_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     description and its values: what a page says, and whom it must not name, stands in these.
     """
     if not request.node.get_closest_marker("figures"):
-        monkeypatch.setattr("unfed.report.drawing.drawn", words_of)
-        monkeypatch.setattr("unfed.report.drawing._bare", lambda figure, framed, svg: svg)
-        monkeypatch.setattr("unfed.report.drawing.Picture.downloads", lambda self: [])
-
-
-def words_of(figure: Figure, name: str) -> str:
-    """A figure as its words, without the heading and the legend that a page leaves out."""
-    framing = {text for legend in figure.legends for text in texts_in(legend)}
-    own = [text for text in texts_in(figure) if text not in framing and text.get_gid() != HEADING]
-    said = "".join(f"<text>{escape(text.get_text())}</text>" for text in own)
-    return f'<svg viewBox="0 0 1 1">{said}</svg>'
-
-
-def texts_in(artist: Artist) -> Iterator[Text]:
-    """Every text of a figure or a part; the numbers along an axis have none before it is drawn, and are not made."""
-    if isinstance(artist, Text):
-        yield artist
-    numbers = isinstance(artist, Axis) and isinstance(artist.get_major_formatter(), ScalarFormatter)
-    for part in [artist.label] if isinstance(artist, Axis) and numbers else artist.get_children():
-        yield from texts_in(part)
+        for (owner, name), value in worded.INSTEAD.items():
+            monkeypatch.setattr(owner, name, value)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -20,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from commands import Started
 from unfed import storage
 from unfed.__main__ import main as begun
 from unfed.cli import looking
@@ -436,38 +436,16 @@ def test_a_terminal_that_does_not_know_every_letter_is_no_reason_to_stop(
 # --- dying ------------------------------------------------------------------------------------------------------------
 
 
-def start(here: Path, *arguments: Any) -> Any:
-    command = [sys.executable, "-m", "unfed", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        cwd=here,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
-    )
-
-
-def wait_for(condition: Callable[..., Any], process: Any, seconds: int = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end and process.poll() is None, "the process ended or took too long"
-        time.sleep(0.01)
-
-
 LONG = ("--set", "training.rounds=90", "--set", "unlearning.rounds=15", "--set", "evaluation.attack=false")
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here: Path, kill: Any) -> None:
-    process = start(here, "run", "small.toml", *LONG)
-    wait_for(lambda: (here / "runs/small/state").exists(), process)
-    process.send_signal(kill)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "unfed resume runs/small" in err and "Traceback" not in err + out
+    process = Started(here, "run", "small.toml", *LONG)
+    process.until(lambda: (here / "runs/small/state").exists())
+    process.send(kill)
+    code, said = process.ended()
+    assert code == 130 and "unfed resume runs/small" in said and "Traceback" not in said, said
 
 
 def test_an_interrupt_of_a_short_command_is_answered_and_leaves_nothing(
@@ -504,17 +482,17 @@ def test_a_run_killed_while_it_trains_and_while_it_forgets_ends_as_if_it_had_not
     sets = ("training.rounds=6", "unlearning.rounds=6", "checkpoint.rounds=2", "evaluation.attack=false")
     rounds = [word for one in sets for word in ("--set", one)]
     assert unfed("run", "small.toml", *rounds, "--quiet", "--out", "whole")[0] == 0
-    process = start(here, "run", "small.toml", *rounds, "--quiet", "--out", "killed")
-    wait_for(lambda: (here / "killed/state").exists(), process)
+    process = Started(here, "run", "small.toml", *rounds, "--quiet", "--out", "killed")
+    process.until(lambda: (here / "killed/state").exists())
     chance, hit, told = random.Random(0), 0, here / "killed/trajectory.jsonl"
     for method in ("train", "not"):
-        wait_for(lambda method=method: f'"method":"{method}","round":1,' in told.read_text(), process, 120)
+        process.until(lambda method=method: f'"method":"{method}","round":1,' in told.read_text(), 120)
         time.sleep(chance.uniform(0, 0.3))
-        hit += process.poll() is None
-        process.kill()
-        process.communicate()
+        hit += process.running()
+        process.send(signal.SIGKILL)
+        process.ended()
         if method == "train":
-            process = start(here, "resume", "killed", "--quiet")
+            process = Started(here, "resume", "killed", "--quiet")
     assert hit, "nothing was killed: give it more rounds"
     assert unfed("resume", "killed", "--quiet")[0] == 0
     a, b = (Run.open(here / name).lines() for name in ("whole", "killed"))
@@ -527,16 +505,16 @@ def test_a_run_killed_while_it_trains_and_while_it_forgets_ends_as_if_it_had_not
 
 @pytest.mark.slow
 def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
-    process = start(here, "run", "small.toml", *LONG, "--quiet")
+    process = Started(here, "run", "small.toml", *LONG, "--quiet")
     try:
-        wait_for(lambda: (here / "runs/small/progress.json").exists(), process)
+        process.until(lambda: (here / "runs/small/progress.json").exists())
         value = json.loads(unfed("status", "runs/small", "--json")[1])
         assert value["state"] == "running"
         code, out, _ = unfed("forget", "runs/small", "--method", "not", "--client", "2", "--until", "1")
         assert code == 0 and "is filed" in out
     finally:
-        process.kill()
-        process.communicate()
+        process.send(signal.SIGKILL)
+        process.ended()
     code, out, _ = unfed("status", "runs/small")
     assert "interrupted" in out and "unfed resume runs/small" in out
 

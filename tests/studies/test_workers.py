@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import unfed
+from commands import Started
 from flower_deployment import descendants
 from unfed.cli.main import app
 from unfed.config.config import Config
@@ -215,12 +215,9 @@ def test_two_commands_in_one_folder_share_the_work_and_leave_what_one_would(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     """As an array of Slurm's starts them: at once, each for itself."""
-    command = [sys.executable, "-m", "unfed", *words, *SETS, "--jobs", "1", "--out"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    both = [subprocess.Popen([*command, tmp_path / "two"], env=env, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [process.communicate()[1].decode() for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    subprocess.run([*command, tmp_path / "one"], env=env, check=True)
+    started = [Started(tmp_path, *words, *SETS, "--jobs", "1", "--out", out) for out in ("two", "two", "one")]
+    said = [process.ended(300) for process in started]
+    assert [code for code, _ in said] == [0, 0, 0], said
     files = [
         {
             str(path.relative_to(out)): path.read_bytes()

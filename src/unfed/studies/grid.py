@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ from unfed.runs.world import cores
 LINES = "cells.jsonl"
 TRIES = 3
 """So many workers may be killed at one cell."""
+READY = ["unfed.runs.run", "sklearn.model_selection", "torch.fx.experimental.symbolic_shapes"]
+"""What the processes of cells need, seconds of imports: it is imported once, in the process that begins them."""
 Said = Callable[[str, int, int], None]
 """(kind, round, rounds): how far the work is."""
 
@@ -196,15 +198,15 @@ def work(cells: Sequence[GridCell], jobs: Workers, folder: Path, said: Said = qu
     if isinstance(jobs, Ray):
         yield from _on_cluster(cells, jobs, folder, said)
         return
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
+    processes = beginning()
     waiting, killed = list(cells), Counter[str]()
-    busy: dict[Any, tuple[GridCell, SpawnProcess, float]] = {}  # by pipe, whose type is another one on Windows
+    busy: dict[Any, tuple[GridCell, SpawnProcess | ForkServerProcess, float]] = {}  # by pipe, of two types on Windows
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
                 cell = waiting.pop(0)
-                here, there = spawn.Pipe(duplex=False)
-                process = spawn.Process(target=_apart, args=(cell, there), daemon=True)
+                here, there = processes.Pipe(duplex=False)
+                process = processes.Process(target=_apart, args=(cell, there), daemon=True)
                 process.start()
                 there.close()
                 busy[here] = cell, process, time.monotonic()
@@ -231,6 +233,17 @@ def work(cells: Sequence[GridCell], jobs: Workers, folder: Path, said: Said = qu
             process.terminate()
         for _, process, _ in busy.values():
             process.join()
+
+
+def beginning() -> SpawnContext | ForkServerContext:
+    """Where processes of this machine begin: as copies of one that computes nothing and has imported `READY`.
+
+    A copy of this process would have PyTorch's threads half-way. Elsewhere than on Linux each imports for itself.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    multiprocessing.set_forkserver_preload(READY)
+    return multiprocessing.get_context("forkserver")
 
 
 def _lost(cell: GridCell) -> list[Any]:
