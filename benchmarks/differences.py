@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, local_engine, process_as_before
+from unfed.studies import grid
 from workload import add_rows
 
 PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
@@ -263,9 +264,9 @@ def side_by_side(
     wanted: Sequence[Asked], given: argparse.Namespace, arguments: Sequence[str]
 ) -> Iterator[tuple[Asked, dict[str, Any] | None, str]]:
     """Each in a process of its own, `--beside` at a time: its line when it is done, or why there is none."""
-    began, waiting, running = time.monotonic(), deque(wanted), dict[Asked, tuple[subprocess.Popen[bytes], Path]]()
-    env = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ}  # the cores are shared, and each compiler takes up to 32
-    env.pop("PYTHONSAFEPATH", None)  # a command may have set it; this script takes others from its own folder
+    began, waiting, running = time.monotonic(), deque(wanted), dict[Asked, tuple[BaseProcess, Path]]()
+    # The cores are shared, and each compiler takes up to 32.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     with tempfile.TemporaryDirectory() as folder:
         try:
             while waiting or running:
@@ -276,10 +277,11 @@ def side_by_side(
                         continue
                     file = Path(folder) / f"{len(waiting)}.json"
                     more = ["--rounds", one.rounds, "--every", one.every, "--only", one.variant, "--line", file]
-                    words = [sys.executable, __file__, *arguments, *map(str, more)]
-                    running[one] = subprocess.Popen(words, env=env), file
+                    process = grid.beginning().Process(target=_alone, args=([*arguments, *map(str, more)],))
+                    process.start()
+                    running[one] = process, file
                 for one, (process, file) in [*running.items()]:
-                    if (code := process.poll()) is not None:
+                    if (code := process.exitcode) is not None:
                         del running[one]
                         whole = code in (0, 1) and file.exists()
                         row = json.loads(file.read_text(encoding="utf-8")) if whole else {}
@@ -288,7 +290,12 @@ def side_by_side(
         finally:
             for process, _ in running.values():
                 process.kill()
-                process.wait()
+                process.join()
+
+
+def _alone(arguments: Sequence[str]) -> None:
+    """In a process of its own."""
+    sys.exit(main(arguments))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +36,10 @@ def called(
 class Started:
     """A command in a process of its own, which may be killed; its imports are done when it begins (`grid.READY`)."""
 
-    def __init__(self, folder: Path, *words: object) -> None:
-        self.said = folder / f".said.{time.monotonic_ns()}"
-        self.process = grid.beginning().Process(target=_command, args=(folder, [*map(str, words)], self.said))
+    def __init__(self, folder: Path, *words: object, run: Callable[[], object] = begun) -> None:
+        self.said = tempfile.NamedTemporaryFile()  # noqa: SIM115 (it goes with this object)
+        given = folder, [*map(str, words)], self.said.name, run
+        self.process = grid.beginning().Process(target=_command, args=given)
         self.process.start()
 
     def running(self) -> bool:
@@ -44,13 +49,13 @@ class Started:
         assert self.process.pid
         os.kill(self.process.pid, kill)
 
-    def ended(self, seconds: float = 60) -> tuple[int, str]:
+    def ended(self, seconds: float = 300) -> tuple[int, str]:
         """Its exit code and what it printed."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "it still runs"
-        return self.process.exitcode, self.said.read_text()
+        return self.process.exitcode, Path(self.said.name).read_text(encoding="utf-8")
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, condition: Callable[..., Any], seconds: float = 60) -> None:
         """Wait for something that the command does."""
         end = time.monotonic() + seconds
         while not condition():
@@ -58,17 +63,22 @@ class Started:
             time.sleep(0.01)
 
 
-def _command(folder: Path, words: list[str], said: Path) -> None:
+def script(path: Path) -> Callable[[], object]:
+    """What `Started` runs instead of `unfed`: a Python file."""
+    return partial(runpy.run_path, str(path), run_name="__main__")
+
+
+def _command(folder: Path, words: list[str], said: str, run: Callable[[], object]) -> None:
     """As a shell begins it: in a folder, with a terminal's signals, its output in a file."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    into = os.open(said, os.O_WRONLY | os.O_CREAT)
+    into = os.open(said, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(into, number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
     sys.argv = ["unfed", *words]
     try:
-        begun()
+        run()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -102,9 +102,9 @@ def repeatable_draws() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a test wrote and imported is gone after it: the next one may write another of the same name."""
-    known, written = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    known, written = len(sys.modules), str(tmp_path_factory.getbasetemp())
     yield
-    for name in set(sys.modules) - known:
+    for name in [*sys.modules][known:]:  # those that came last
         if str(getattr(sys.modules[name], "__dict__", {}).get("__file__")).startswith(written):
             del sys.modules[name]
 

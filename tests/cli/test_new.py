@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from commands import called
+from commands import Started, called
 from unfed.runs.run import Run
 
 FILES = {"README.md", "experiment.toml", "my_data.py", "my_model.py", "test_project.py"}
@@ -27,9 +27,9 @@ def test_a_new_project_runs_and_its_test_passes(
     run = Run.open("runs/my-project")
     assert {line["method"] for line in run.lines()} >= {"before", "retrain", "not"}
     assert float(run.lines()[-1]["test"]) > 60
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    alone = partial(runpy.run_module, "pytest", run_name="__main__", alter_sys=True)
+    code, said = Started(Path.cwd(), "-q", "-p", "no:cacheprovider", "test_project.py", run=alone).ended()
+    assert code == 0 and "1 passed" in said, said
 
 
 def test_a_folder_that_holds_something_and_a_file_are_left_alone(

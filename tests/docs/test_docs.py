@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import unfed
+from commands import Started, script
 from unfed.client.objectives import OBJECTIVES
 from unfed.config.config import Config
 from unfed.methods import METHODS
@@ -26,8 +27,8 @@ def block(page: Any, kind: Any) -> Any:
 
 
 def test_the_reference_pages_are_what_the_code_says() -> None:
-    done = subprocess.run([sys.executable, "tools/reference.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = Started(ROOT, "--check", run=script(ROOT / "tools/reference.py")).ended()
+    assert code == 0, said
 
 
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:

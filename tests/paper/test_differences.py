@@ -195,7 +195,6 @@ def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that
     truth = {name: differences.row_of(given, name) for name in chosen}
     short, kept = chosen
     monkeypatch.setattr(differences, "VARIANTS", {short: (), "made up": (), kept: ()})
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as a command sets it that ran in this process
     assert differences.main([*SHORT, "--beside", "3", "--long", f"{short}=2"]) == 1
     assert "made up, 1 rounds: failed: its process ended with 2" in capsys.readouterr().out
     made = lines(records)

@@ -6,7 +6,6 @@ tasks. What they are held equal to is the sequential engine, in float64.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from commands import Started, script
 from unfed.api import write_report
 from unfed.config.config import Config
 from unfed.data import Request
@@ -251,7 +251,6 @@ ROOT = Path(__file__).parents[2]
 def test_the_example_that_the_page_names_runs(tmp_path: Path) -> None:
     file = ROOT / "examples" / "transport" / "direct.py"
     assert "`examples/transport/direct.py`" in (ROOT / "docs" / "nvflare.md").read_text(encoding="utf-8")
-    command = [sys.executable, str(file), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "asked in the last round: {'2': ['0', '2']}; forget accuracy" in done.stdout
+    code, said = Started(tmp_path, tmp_path / "run", run=script(file)).ended()
+    assert code == 0, said
+    assert "asked in the last round: {'2': ['0', '2']}; forget accuracy" in said

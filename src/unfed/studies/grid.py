@@ -236,9 +236,10 @@ def work(cells: Sequence[GridCell], jobs: Workers, folder: Path, said: Said = qu
 
 
 def beginning() -> SpawnContext | ForkServerContext:
-    """Where processes of this machine begin: as copies of one that computes nothing and has imported `READY`.
+    """How processes of this machine begin: as copies of one that has imported `READY`.
 
-    A copy of this process would have PyTorch's threads half-way. Elsewhere than on Linux each imports for itself.
+    That one computes nothing; a copy of this process would have PyTorch's threads half-way. Elsewhere than on Linux
+    each imports for itself.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
