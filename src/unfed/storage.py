@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from unfed import records
@@ -47,12 +48,12 @@ MOST_BYTES = 1 << 30  # of lines, which are read one by one
 MOST_JSON = 1 << 28  # of one value, which takes many times as much memory
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file's content, all of it or nothing."""
+def write_bytes(path: Path, *data: bytes | memoryview) -> None:
+    """Replace a file's content by these parts, all of it or nothing."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "r+b") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         sync(path.parent)
@@ -231,14 +232,12 @@ def cut(path: Path, length: int) -> None:
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """One file with tensors and numbers; the tensors' order is kept in the header."""
-    write_bytes(path, packed(tensors, numbers))
+    write_bytes(path, *_parts(tensors, numbers))
 
 
 def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
     """The bytes of such a file; equal tensors and numbers give equal bytes."""
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    header = {NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
-    return _in_order(safetensors.torch.save(plain, header), header)
+    return b"".join(_parts(tensors, numbers))
 
 
 def refuse_no_file(path: Path) -> None:
@@ -392,21 +391,28 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
 
 
-def _in_order(data: bytes, header: Mapping[str, str]) -> bytes:
-    """The same file with its header sorted, and the sums of its parts in it.
+def _parts(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """A safetensors file with a sorted header that holds the sums of its parts.
 
-    safetensors writes metadata in any order, and equal states must give equal bytes, or a hash of the file would say
-    nothing.
+    Tensors are written from where they lie; safetensors itself copies each, and writes metadata in any order. Equal
+    states must give equal bytes, or a hash of the file would say nothing.
     """
-    size = int.from_bytes(data[:8], "little")
-    described = json.loads(data[8 : 8 + size])
-    described.pop("__metadata__", None)
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    header = {NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
+    small = safetensors.torch.save({name: t.new_zeros(1) for name, t in plain.items()})  # it knows types and places
+    described = json.loads(small[8 : 8 + int.from_bytes(small[:8], "little")])
+    data, end = list[bytes | memoryview](), 0
+    for name in sorted(described, key=lambda name: described[name]["data_offsets"]):
+        data.append(plain[name].reshape(-1).view(torch.uint8).numpy().data)
+        begin, end = end, end + plain[name].nbytes
+        described[name] |= {"shape": list(plain[name].shape), "data_offsets": [begin, end]}
     found = hashlib.sha256(_canonical(described).encode())
-    found.update(memoryview(data)[8 + size :])
+    for part in data:
+        found.update(part)
     sums = {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}
     text = _canonical({**described, "__metadata__": {**header, SUMS: json.dumps(sums)}}).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    return [len(text).to_bytes(8, "little"), text, *data]
 
 
 _LEFT = re.compile(r"\..+\.\d+\.tmp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from unfed import storage
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
 from unfed.flower import SubsetGrid, Unlearn, denied, introduce, negate_arrays, node_with, of_class
+from unfed.model import params
+from unfed.remote.messages import Packed
 from unfed.requests.entry import Job
 
 
@@ -369,3 +372,35 @@ def test_evidence_of_an_earlier_version_still_has_its_page_and_keeps_its_leavers
     assert list(SubsetGrid(federation(), deny=tmp_path).get_node_ids()) == [1001, 1002, 1003]
     storage.write_json(tmp_path / "unlearning.json", {**old, "forgotten": 7})
     assert "is damaged (forgotten: " in str(CliRunner().invoke(cli, ["report", str(tmp_path)]).exception)
+
+
+def test_a_round_reads_each_reply_in_place_hashes_the_model_once_and_looks_at_the_nodes_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, calls = federation(), Counter[str]()
+    grid.nodes = {1000 + k: {"partition-id": k} for k in range(40)}
+
+    def counted(where: Any, name: str) -> None:
+        real = getattr(where, name)
+
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(where, name, call)
+
+    for where, name in ((params, "digest"), (Packed, "read"), (grid, "get_node_ids")):
+        counted(where, name)
+    counts = []
+    for rounds in (1, 3):
+        calls.clear()
+        unlearned(tmp_path / str(rounds), rounds=rounds, grid=grid)
+        counts.append((calls["digest"], calls["read"], calls["get_node_ids"]))
+    (first, reads, seen), (all_hashes, all_reads, _) = counts
+    assert first == 2 + 1 + 2 + 2  # before, what was negated, after the round, and at the end: two tensors each
+    assert all_hashes == first + 2 * 2 and all_reads == reads + 2 * 2  # and of each further round its average alone
+    assert seen < 40
+    states = {
+        path.stem: storage.numbers_of(path)["pruned"] for path in (tmp_path / "1/state/0").rglob("[nt]*.safetensors")
+    }
+    assert states == {"train": "params", "not": "params"}  # a model that is done lies in the folder once

@@ -21,7 +21,7 @@ from test_flower_engine import DOUBLE, waiting
 from unfed.config.config import Config
 from unfed.errors import Refused
 from unfed.flower.transport import GridTransport
-from unfed.flower.wire import decoded
+from unfed.flower.wire import from_arrays
 from unfed.methods.finetune import FineTune
 from unfed.remote import client
 from unfed.remote.client import describe
@@ -256,7 +256,7 @@ def test_whatever_goes_wrong_while_reading_is_a_refusal() -> None:
 def test_what_is_whole_is_read_as_numpy_reads_it(order: Any) -> None:
     for values in (np.arange(6.0).reshape(2, 3), np.array(7), np.zeros((0, 3), np.float32), np.array([True, False])):
         stored = Array(np.asarray(values, order=order))
-        assert np.array_equal(decoded("x", stored).numpy(), values)
+        assert np.array_equal(from_arrays(ArrayRecord({"x": stored}))["x"].numpy(), values)
 
 
 def test_a_federation_of_liars_is_an_error_in_one_sentence(config: Config) -> None:

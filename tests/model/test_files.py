@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 from commands import called
@@ -395,3 +395,15 @@ def test_nothing_in_a_pickle_is_ever_run(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="does not hold plain tensors"):
         files.convert_file(tmp_path / "a.pt", tmp_path / "a.safetensors")
     assert listing(tmp_path) == ["a.pt"]
+
+
+def test_tensors_lie_in_a_file_as_safetensors_itself_lays_them() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    kinds = (torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.int32, torch.float64, torch.int64)
+    tensors = {f"é{place}": whole[:, place % 4].to(kind) for place, kind in enumerate(kinds)}
+    tensors |= {"turned": whole.t(), "shared": whole[1:], "one": torch.tensor(3.0), "none": torch.zeros(0, 2)}
+    theirs = save({name: tensor.clone().contiguous() for name, tensor in tensors.items()})
+    ours, body = storage.packed(tensors, {"round": 1}), 8 + int.from_bytes(theirs[:8], "little")
+    assert ours.endswith(theirs[body:]) and (len(ours) - len(theirs[body:])) % 8 == 0
+    described = json.loads(ours[8 : 8 + int.from_bytes(ours[:8], "little")])
+    assert json.loads(theirs[8:body]) == {name: described[name] for name in tensors}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
@@ -22,14 +22,28 @@ from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
 from unfed.federation.robust import Lengths
 from unfed.flower.classes import NOT_LEFT_OUT
-from unfed.flower.wire import decoded, from_arrays, tensors
+from unfed.flower.wire import from_arrays, packed
 from unfed.model.params import Params
-from unfed.remote.messages import TYPES, Declared, Failure, Unreadable, attempt, finite, said
+from unfed.remote.messages import (
+    TYPES,
+    Declared,
+    Failure,
+    Unreadable,
+    as_declared,
+    attempt,
+    finite,
+    said,
+    unpacked,
+)
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 TREES = (FedXgbBagging, FedXgbCyclic)
 TIMES = 10_000
 """A weight of more than so many times the median of the others' is refused: alone it would be the average."""
+_PIECE = 8192
+"""Numbers that are measured at once: they stay in the cache, and NumPy starts no threads for so few."""
+
+Numbers = np.ndarray[Any, Any]
 
 
 class Judge:
@@ -52,29 +66,24 @@ class Judge:
         A strategy with an aggregation of its own may have replies of a form of its own (compressed, differences,
         without weights): where not one has the usual form, only who has left, failed or sent NaN is refused.
         """
-        found = list(replies)
-        good, refused = self._sorted(found, partial(self._read, out=out))
-        if self._own and found and not good:
-            good, refused = self._sorted(found, partial(self._read_loosely, out=out))
-            self._usual = not good
-        good, refused = self._weighted(good, refused)
-        long = self._too_long(good, from_arrays(start)) if self._usual else {}
+        found, at = list(replies), {name: one.in_place(name) for name, one in packed(start).items()}
+        at = {name: old for name, old in at.items() if old.dtype.kind == "f"}
+        lengths, refused = self._sorted(found, partial(self._read, out=out, start=at))
+        if self._own and found and not lengths:
+            lengths, refused = self._sorted(found, partial(self._read_loosely, out=out))
+            self._usual = not lengths
+        good, refused = self._weighted([reply for reply in found if id(reply) in lengths], refused)
+        long = self._too_long([lengths[id(reply)] for reply in good], at) if self._usual else {}
         refused += [(good[i], why) for i, why in long.items()]
         return [reply for i, reply in enumerate(good) if i not in long], refused
 
-    def _too_long(self, good: Sequence[Message], start: Params) -> dict[int, str]:
+    def _too_long(self, far: Sequence[float], start: Mapping[str, Numbers]) -> dict[int, str]:
         """Which replies are too far from the start of the round, and why."""
-        found = {str(i): self._length(reply, start) for i, reply in enumerate(good)}
-        lengths = Lengths(self._times, self._lengths, found, _norm(t for t in start.values() if t.is_floating_point()))
-        far = lengths.too_long(found, lengths.limit)
+        found, size = {str(i): length for i, length in enumerate(far)}, math.sqrt(sum(map(_square, start.values())))
+        lengths = Lengths(self._times, self._lengths, found, size)
+        why = lengths.too_long(found, lengths.limit)
         self._lengths = lengths.usual()
-        return {int(i): f"{why} (see Unlearn's refuse_above)" for i, why in far.items()}
-
-    def _length(self, reply: Message, start: Params) -> float:
-        """‖θ_k − θ‖ of the arrays that are aggregated, in float64."""
-        sent = [from_arrays(record) for record in self._aggregated(reply)]
-        pairs = [(own[name], old) for own in sent for name, old in start.items() if old.is_floating_point()]
-        return _norm(new.double() - old.double() for new, old in pairs)
+        return {int(i): f"{words} (see Unlearn's refuse_above)" for i, words in why.items()}
 
     def _weighted(
         self, good: list[Message], refused: list[tuple[Message, str]]
@@ -105,23 +114,33 @@ class Judge:
         return [] if key is None else [max(_weights_in(reply, key)) for reply in good]
 
     def _sorted(
-        self, replies: Sequence[Message], read: Callable[[Message], None]
-    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        self, replies: Sequence[Message], read: Callable[[Message], float]
+    ) -> tuple[dict[int, float], list[tuple[Message, str]]]:
+        """The length of each usable update, by its reply's `id`, and the other replies with the reason."""
         found = [(reply, attempt(partial(read, reply))) for reply in replies]
         refused = [(reply, why.reason) for reply, why in found if isinstance(why, Failure)]
-        return [reply for reply, why in found if not isinstance(why, Failure)], refused
+        return {id(reply): length for reply, length in found if not isinstance(length, Failure)}, refused
 
-    def _read_loosely(self, reply: Message, out: Collection[int]) -> None:
+    def _read_loosely(self, reply: Message, out: Collection[int]) -> float:
         self._arrived(reply, out)
         for record in reply.content.array_records.values():
-            finite({name: decoded(name, array) for name, array in record.items()})
+            finite(from_arrays(record))
+        return 0.0
 
-    def _read(self, reply: Message, out: Collection[int]) -> None:
+    def _read(self, reply: Message, out: Collection[int], start: Mapping[str, Numbers]) -> float:
+        """‖θ_k − θ‖ of the arrays that are aggregated, in float64; it is finite only if all of them are."""
         self._arrived(reply, out)
+        squares = 0.0
         for record in self._aggregated(reply):
-            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
+            like = {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}
+            sent = as_declared(packed(record), like)
+            arrays = {name: one.in_place(name) for name, one in sent.items()}
+            squares += sum(_square(new, start[name]) for name, new in arrays.items() if name in start)
+            if not math.isfinite(squares) or any(a.dtype.kind == "f" for n, a in arrays.items() if n not in start):
+                finite(unpacked(sent))
         if self._weight is not None:
             self._weigh(reply, self._weight)
+        return math.sqrt(squares)
 
     def _arrived(self, reply: Message, out: Collection[int]) -> None:
         if reply.metadata.src_node_id in out:
@@ -154,7 +173,7 @@ class Judge:
             found = {_as_trained(known, record[name]) for record in records}
             self._like[name] = found.pop() if len(found) == 1 else known
 
-    def typed(self, arrays: ArrayRecord) -> ArrayRecord | str:
+    def typed(self, arrays: ArrayRecord) -> Params | str:
         """The average in the types of the model (averaging turns counters into floats), or why it is not one."""
         found = from_arrays(arrays)
         if not all_finite(list(found.values())):
@@ -163,8 +182,7 @@ class Judge:
             if name not in found or tuple(found[name].shape) != shape:
                 return f"its result is not of the model's form ({name!r} is gone, or has another shape)"
         kinds = {name: getattr(torch, dtype) for name, (_, dtype) in self._like.items()}
-        typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in found.items())
-        return ArrayRecord(typed)
+        return {name: _as(value, kinds.get(name, value.dtype)) for name, value in found.items()}
 
 
 def layers(strategy: Strategy) -> Sequence[Strategy]:
@@ -197,8 +215,15 @@ def check_forgets(strategy: Strategy) -> None:
         )
 
 
-def _norm(tensors: Iterable[torch.Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor.double())) for tensor in tensors))
+@np.errstate(all="ignore")
+def _square(new: Numbers, old: Numbers | None = None) -> float:
+    """‖new − old‖² in float64."""
+    flat, other, square = new.reshape(-1), None if old is None else old.reshape(-1), 0.0
+    for place in range(0, len(flat), _PIECE):
+        piece = slice(place, place + _PIECE)
+        delta = np.subtract(flat[piece], 0 if other is None else other[piece], dtype=np.float64)
+        square += float(delta @ delta)
+    return square
 
 
 def _weights_in(reply: Message, key: str) -> list[Any]:

@@ -43,8 +43,8 @@ from unfed.flower.judging import Judge, check_forgets, minimum, setting
 from unfed.flower.leaving import Exclude, gone_before, leavers_of
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.transport import SPEECH
-from unfed.flower.wire import differing, from_arrays, whole
-from unfed.model.params import digests, fingerprint
+from unfed.flower.wire import from_arrays, to_arrays, whole
+from unfed.model.params import Fixed, Params, digests, fingerprint
 from unfed.remote.ledger import AppLedger, Before, Goals, plain, requests_of
 from unfed.remote.messages import said
 from unfed.remote.negating import Perturb, applied, method_of
@@ -116,6 +116,8 @@ class Unlearn(Strategy):
         self._heavy: list[str] = []
         self._not_kept: list[str] = []
         self._turns = False
+        self._mark: str | None = None
+        """The fingerprint of `arrays`, once it is needed."""
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
         self.arrays: ArrayRecord | None = None
@@ -140,19 +142,20 @@ class Unlearn(Strategy):
                 f"num_rounds = {num_rounds}, but nothing is forgotten before those who stay have trained again; take 1"
                 " or more."
             )
-        inner, initial_arrays, ledger = self._built(), whole(initial_arrays), self._ledger
+        inner, models, ledger = self._built(), [Fixed(whole(initial_arrays))], self._ledger
         if isinstance(self._undo, Probes):
-            self._undo.check(from_arrays(initial_arrays))
+            self._undo.check(models[0])
         perturbed = self._perturbed(initial_arrays)
-        changed = differing(initial_arrays, perturbed)
+        models.append(Fixed(from_arrays(perturbed)))
+        changed = _differing(*models)
         sizes, names = {name: math.prod(array.shape) for name, array in perturbed.items()}, listed(changed, "and")
         counts = sum(sizes[name] for name in changed), sum(sizes.values())
         log.info("unfed: the perturbation changes %s: %d of %d numbers", names or "nothing", *counts)
-        self._turns = bool(changed) and not differing(initial_arrays, self._perturbed(perturbed))
+        self._turns = bool(changed) and not _differing(models[0], from_arrays(self._perturbed(perturbed)))
         before = Before()
         if ledger is not None:
             log.info("unfed: the ledger is %s", ledger.path.absolute())  # a relative one lies where the server app runs
-            ledger.turned(from_arrays(initial_arrays), changed if self._turns else ())
+            ledger.turned(models[0], changed if self._turns else ())
             before = ledger.left([name for one in leavers_of(self._exclude) for name in one.names])
         elif self._turns:
             log.info("unfed: without a ledger this is taken as the first request on these arrays")
@@ -163,7 +166,7 @@ class Unlearn(Strategy):
             earlier = gone_before(before.clients, before.classes, f"the ledger {ledger.path}")
         self._subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, earlier)
         self._subset.settle()
-        self._inner, self.refusals, self._not_kept = inner, [], []
+        self._inner, self.refusals, self._not_kept, self._mark = inner, [], [], None
         self._judge, self._done, self._before = Judge(inner, initial_arrays, self._refuse_above), 0, 0
         self._subset.classes.weight = setting(inner, "weighted_by_key")
         self.arrays = perturbed
@@ -177,9 +180,9 @@ class Unlearn(Strategy):
             frozenset(name for one in taken for name in one.names),
             tuple(sorted({number for one in taken for number in one.classes})),
         )
-        with ledger.opened(type(inner).__name__, from_arrays(initial_arrays), deny):
+        with ledger.opened(type(inner).__name__, models[0], deny):
             turns = changed if self._turns else []
-            return self._written(ledger, (initial_arrays, perturbed), turns, num_rounds, given)
+            return self._written(ledger, initial_arrays, models, turns, num_rounds, given)
 
     def _check_classes(self) -> None:
         """Refuse to call a class forgotten that no client had."""
@@ -209,22 +212,32 @@ class Unlearn(Strategy):
     # --- with a ledger ----------------------------------------------------------------------------------------------
 
     def _written(
-        self, ledger: AppLedger, arrays: Sequence[ArrayRecord], turns: list[str], num_rounds: int, given: dict[str, Any]
+        self,
+        ledger: AppLedger,
+        initial: ArrayRecord,
+        models: list[Fixed],
+        turns: list[str],
+        num_rounds: int,
+        given: dict[str, Any],
     ) -> Result:
-        """The same rounds, with everything that is done written down."""
-        subset, initial, central = self.subset, arrays[0], given.get("evaluate_fn")
+        """The same rounds, with everything written down.
+
+        `models` are the one before and the perturbed one; they are not kept in memory.
+        """
+        subset, central = self.subset, given.get("evaluate_fn")
         leaving = subset.leaving()
         asked = requests_of(sorted(leaving), subset.classes.now, self._gone)
         if not asked:
             raise UnfedError("exclude names only who left before, so there is no request; name who leaves now.")
-        staying = subset.nodes.known_as(node for node in subset.nodes.connected if node not in subset.excluded)
+        out = subset.excluded  # once: it looks at every node
+        staying = subset.nodes.known_as(node for node in subset.nodes.connected if node not in out)
         method = method_of(self._perturb)
         self._evaluations = evaluations = Evaluations(self.inner, subset, given, central)
         was = None if ledger.begun(asked[0].id, method) else evaluations.before(initial)
         if was is not None:
             self._goals.check(was, bool(leaving))  # before anything is filed
-        params = [*map(from_arrays, arrays)]
-        saved = ledger.begin(asked, method, params, turns, {**staying, **leaving}, num_rounds)
+        saved = ledger.begin(asked, method, models, turns, {**staying, **leaving}, num_rounds)
+        models.clear()
         if saved is not None:
             self.arrays = ArrayRecord(OrderedDict((name, saved[0][name]) for name in initial))
             self._done = self._before = saved[1]
@@ -287,7 +300,7 @@ class Unlearn(Strategy):
                 log.warning("unfed: %s of the model after is not measured: %s", name, error)
                 unmeasured[name] = said(error)
         ledger.told(unmeasured=unmeasured)
-        ledger.end(from_arrays(after), self._goals.reached(ledger.turn.before, ledger.turn.last))
+        ledger.end(Fixed(from_arrays(after)), self._goals.reached(ledger.turn.before, ledger.turn.last))
 
     def _turned_back(self, evaluations: Evaluations) -> dict[str, Any]:
         """What the model after is worth once the perturbation is taken back, where it is its own inverse."""
@@ -363,8 +376,8 @@ class Unlearn(Strategy):
                 replace(r, client=self.subset.nodes.client(int(r.client))) for r in self.refusals if r.round == number
             ]
             found = {"left_out": self.subset.classes.of_round(self.subset.nodes.client), "heavy": self._heavy}
-            model = fingerprint(digests(from_arrays(self.arrays)))
-            self._ledger.trained(own, train=metrics, fingerprint=model, **found)
+            self._mark = self._mark or fingerprint(digests(from_arrays(self.arrays)))
+            self._ledger.trained(own, train=metrics, fingerprint=self._mark, **found)
         return arrays, metrics
 
     def _looking(self) -> AbstractContextManager[None]:
@@ -402,10 +415,11 @@ class Unlearn(Strategy):
         if isinstance(typed, str):
             self._drop(number, typed)
             return None, metrics
-        self.arrays, self._done = typed, number
+        self.arrays, self._done = to_arrays(typed), number
         if self._ledger is not None:
-            self._ledger.good(from_arrays(typed), number, len(good), self.subset.classes.seen)
-        return typed, metrics
+            self._mark = fingerprint(digests(typed))
+            self._ledger.good(typed, number, len(good), self.subset.classes.seen)
+        return self.arrays, metrics
 
     def _drop(self, number: int, why: str) -> None:
         """Note why a round changes nothing though there were replies."""
@@ -444,3 +458,8 @@ class Unlearn(Strategy):
 
     def _out(self) -> frozenset[int]:
         return frozenset() if self._subset is None else self._subset.excluded
+
+
+def _differing(ours: Params, theirs: Params) -> list[str]:
+    """The names under which the others hold other numbers."""
+    return [name for name, own in ours.items() if not own.equal(theirs[name])]

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
-from torch import Tensor
 
 from unfed.errors import UnfedError
 from unfed.model.params import Params
-from unfed.remote import messages as neutral
 from unfed.remote.messages import (
     CENSUS,
     MEASURE,
@@ -29,12 +27,10 @@ from unfed.remote.messages import (
     TRAIN,
     TYPES,
     Ask,
-    Declared,
     Numbers,
     Packed,
     Reply,
     Unreadable,
-    owned,
     said,
     unknown_type,
     unpacked,
@@ -92,25 +88,20 @@ def from_arrays(record: ArrayRecord) -> Params:
     return unpacked(packed(record))
 
 
-def whole(arrays: ArrayRecord) -> ArrayRecord:
-    """The same arrays, if a model can be gone on with from them."""
+def whole(arrays: ArrayRecord) -> Params:
+    """The tensors of a record, if training can continue from them."""
     if not isinstance(arrays, ArrayRecord):
         raise UnfedError(
             f"start takes the trained model as an ArrayRecord, not as a {type(arrays).__name__}; a state dict becomes"
             " one by ArrayRecord(…)."
         )
-    for name, tensor in from_arrays(arrays).items():
+    found = from_arrays(arrays)
+    for name, tensor in found.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise UnfedError(
                 f"The arrays have NaN or infinite values in {name!r}; begin with those of an earlier round."
             )
-    return arrays
-
-
-def differing(arrays: ArrayRecord, others: ArrayRecord) -> list[str]:
-    """The names under which others hold other numbers."""
-    ours, theirs = from_arrays(arrays), from_arrays(others)
-    return [name for name, own in ours.items() if not own.equal(theirs[name])]
+    return found
 
 
 def serialised_bytes_of(records: RecordDict) -> int:
@@ -130,26 +121,16 @@ def packed(record: ArrayRecord) -> dict[str, Packed]:
     return {name: _packed(array) for name, array in record.items()}
 
 
-def tensors(record: ArrayRecord, known: Mapping[str, Declared], what: str = "update") -> dict[str, Tensor]:
-    """The tensors of a record that must hold exactly these, in their order."""
-    return neutral.tensors(packed(record), known, what)
-
-
-def decoded(name: str, array: Array) -> Tensor:
-    """One tensor, of the shape and type that its record states."""
-    return _packed(array).read(name)
-
-
 def _packed(array: Array) -> Packed:
     read = _numpy if array.stype == "numpy.ndarray" else _foreign
     return Packed(array.dtype, tuple(array.shape), array.data, read)
 
 
-def _foreign(name: str, array: Packed) -> Tensor:
+def _foreign(name: str, array: Packed) -> np.ndarray[Any, Any]:
     raise unknown_type(name, array)
 
 
-def _numpy(name: str, array: Packed) -> Tensor:
+def _numpy(name: str, array: Packed) -> np.ndarray[Any, Any]:
     """An array in numpy's format; it never takes more memory than the bytes that came."""
     if array.dtype not in TYPES:
         raise unknown_type(name, array)
@@ -165,5 +146,4 @@ def _numpy(name: str, array: Packed) -> Tensor:
         raise Unreadable(f"its {name!r} cannot be read ({said(error, 80)})") from error
     if inside != array.shape or stored != np.dtype(array.dtype) or len(data) - stream.tell() != size:
         raise Unreadable(f"its {name!r} holds another array than it declares")
-    values = np.frombuffer(data, stored, offset=stream.tell()).reshape(array.shape, order="F" if fortran else "C")
-    return owned(values)
+    return np.frombuffer(data, stored, offset=stream.tell()).reshape(array.shape, order="F" if fortran else "C")

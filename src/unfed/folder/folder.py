@@ -223,11 +223,13 @@ class RunFolder:
         histories: Mapping[str, History] | None = None,
         keep: bool = True,
         every: int = 0,
+        pruned: bool = False,
     ) -> None:
         """A state, and what changed in the histories that belong to it.
 
         The state counts them, so they can never come from two different rounds. A training keeps the state before,
         if `keep` says that it is good, and a few more, until it has ended; of every so many rounds, for good.
+        Params that the job's model holds already are `pruned`: not written a second time.
         """
         path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
@@ -237,7 +239,9 @@ class RunFolder:
         if job.request is None:
             self._keep_good(path, keep, ended=bool(numbers.get("finished")))
             self._keep_for_rewind(path, keep, every, state.round)
-        storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
+        whole |= {PRUNED: PARAMS} if pruned else {}
+        groups = {**({} if pruned else {PARAMS: state.params}), **state.tensors}
+        storage.save(path, storage.join(groups), {**whole, **numbers, **kept})
         log.tidy()
 
     def good_states(self, state: Path) -> list[Path]:

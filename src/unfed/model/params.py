@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,13 +111,24 @@ def check_like(params: Mapping[str, Tensor], like: Mapping[str, Tensor], what: s
 
 def digest(tensor: Tensor) -> str:
     """64 hexadecimal digits."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(_raw(tensor).numpy().data).hexdigest()
 
 
 def digests(params: Mapping[str, Tensor]) -> dict[str, str]:
     """One per tensor."""
-    return {name: digest(tensor) for name, tensor in params.items()}
+    return params.sha256 if isinstance(params, Fixed) else {name: digest(tensor) for name, tensor in params.items()}
+
+
+class Fixed(Params):
+    """Params that are changed no more, so that they are hashed once."""
+
+    @cached_property
+    def sha256(self) -> dict[str, str]:
+        return {name: digest(tensor) for name, tensor in self.items()}
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def fingerprint(found: Mapping[str, str]) -> str:
@@ -134,12 +146,12 @@ def listing(found: Mapping[str, str]) -> str:
 
 def beginning(before: Params, after: Params) -> dict[str, Any]:
     """What a job notes when it begins: the model that went in, and what the method itself made of it."""
-    went_in, begun = digests(before), digests(after)
-    changed = [name for name in after if begun[name] != went_in.get(name)]
+    went_in = digests(before)
+    changed = [n for n, new in after.items() if n not in before or not _raw(new).equal(_raw(before[n]))]
     return {
         "shapes": {name: list(tensor.shape) for name, tensor in after.items()},
         "went_in": went_in,
-        "begun": {name: begun[name] for name in changed},
+        "begun": {name: digest(after[name]) for name in changed},
         "changes": {name: change(before[name], after[name]) for name in changed if name in before},
     }
 

@@ -225,7 +225,8 @@ class AppLedger:
             if not self.folder.finished(TRAINED):
                 self.folder.save_model(TRAINED, before, {**asdict(TRAINED), "round": 0, "sha256": digests(before)})
                 numbers = {"offset": 0, "finished": "handed in by the app", "rounds": 0}
-                self.folder.save_state(TRAINED, State(before, done=True), numbers)
+                self.folder.save_state(TRAINED, State(before, done=True), numbers, pruned=True)
+            del before  # a whole model, which is not needed while the rounds go on
             yield
 
     # --- what earlier requests say ----------------------------------------------------------------------------------
@@ -471,8 +472,8 @@ class AppLedger:
         missed = listed([word for word, holds in reached.items() if not holds], "and")
         self.settle(done=True)
         turn.finished = f"all rounds, not {missed}" if missed else ", ".join(reached) or "all rounds"
-        self._save(params)
         self.folder.save_model(turn.job, params, model_notes(self.folder, self._config, turn.job, turn.round, params))
+        self._save(params, pruned=True)
         for place, entry in enumerate(turn.entries):
             if entry.state == "fulfilled":
                 continue
@@ -504,12 +505,12 @@ class AppLedger:
         }
         storage.write_json(study_results.file_of(self.folder, job), {**about, **found})
 
-    def _save(self, params: Params) -> None:
+    def _save(self, params: Params, pruned: bool = False) -> None:
         turn = self.turn
         state = State(params, turn.round, done=turn.finished is not None)
         numbers = {"offset": turn.notes.offset, "diary": turn.notes.to_json(), "finished": turn.finished}
         numbers |= {"rounds": int(turn.entries[0].until), "versions": dict(versions()), "app": turn.about}
-        self.folder.save_state(turn.job, state, numbers | began(turn.base, turn.start))
+        self.folder.save_state(turn.job, state, numbers | began(turn.base, turn.start), pruned=pruned)
 
 
 def requests_of(clients: Sequence[str], classes: Sequence[int], gone: bool) -> list[Request]:

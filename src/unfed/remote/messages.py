@@ -140,7 +140,7 @@ class Packed:
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
-    unpack: Callable[[str, Packed], Tensor] | None = None
+    unpack: Callable[[str, Packed], np.ndarray[Any, Any]] | None = None
     """How the bytes are read, for a name to put into sentences; without one they are the numbers themselves."""
 
     @property
@@ -156,9 +156,15 @@ class Packed:
         """The bytes of the tensor alone: shape times type, but never more than really came."""
         return len(self.data) if self.size is None else min(self.size, len(self.data))
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, of the shape and type that it states, or the sentence that says what is wrong with it."""
+    def in_place(self, name: str) -> np.ndarray[Any, Any]:
+        """Its numbers where they lie, in the stated shape and type; or the sentence on what is wrong."""
         return (self.unpack or _plain)(name, self)
+
+    def read(self, name: str) -> Tensor:
+        """The same as a tensor: in place where the numbers lie in a spool's file, else as a copy."""
+        values = self.in_place(name)
+        spooled = values.flags.writeable and values.flags.c_contiguous
+        return torch.from_numpy(values if spooled else values.copy(order="C"))
 
 
 def unpacked(group: Mapping[str, Packed]) -> Params:
@@ -173,6 +179,11 @@ def declared(like: Mapping[str, Tensor]) -> dict[str, Declared]:
 
 def tensors(group: Mapping[str, Packed], known: Mapping[str, Declared], what: str = "update") -> dict[str, Tensor]:
     """The tensors of a group that must hold exactly these, in their order."""
+    return unpacked(as_declared(group, known, what))
+
+
+def as_declared(group: Mapping[str, Packed], known: Mapping[str, Declared], what: str = "update") -> dict[str, Packed]:
+    """The group in the order of what it must hold, if it states exactly that; nothing is read."""
     if set(group) != known.keys():
         odd = sorted(set(group) ^ known.keys())[0]
         raise Unreadable(f"its {what} {'lacks the' if odd in known else 'has an unknown'} tensor {said(repr(odd), 80)}")
@@ -182,7 +193,7 @@ def tensors(group: Mapping[str, Packed], known: Mapping[str, Declared], what: st
             raise Unreadable(f"its {name!r} has shape {said(tuple(packed.shape), 80)}, not {shape}")
         if packed.dtype != kind:
             raise Unreadable(f"its {name!r} is {said(packed.dtype, 40)}, not {kind}")
-    return {name: group[name].read(name) for name in known}
+    return {name: group[name] for name in known}
 
 
 def wrong_size(name: str, packed: Packed) -> Unreadable:
@@ -196,19 +207,13 @@ def unknown_type(name: str, packed: Packed) -> Unreadable:
     return Unreadable(f"its {name!r} is of the type {said(packed.dtype, 40)}, which is not read here")
 
 
-def _plain(name: str, packed: Packed) -> Tensor:
+def _plain(name: str, packed: Packed) -> np.ndarray[Any, Any]:
     """The numbers themselves; never more memory than the bytes that came."""
     if packed.dtype not in TYPES:
         raise unknown_type(name, packed)
     if packed.size != len(packed.data):
         raise wrong_size(name, packed)
-    return owned(np.frombuffer(packed.data, np.dtype(packed.dtype)).reshape(packed.shape))
-
-
-def owned(values: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor of these numbers: in place where they lie in a spool's file, else as a copy."""
-    in_place = values.flags.writeable and values.flags.c_contiguous
-    return torch.from_numpy(values if in_place else values.copy(order="C"))
+    return np.frombuffer(packed.data, np.dtype(packed.dtype)).reshape(packed.shape)
 
 
 def _name(tensor: Tensor) -> str:
