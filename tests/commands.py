@@ -8,15 +8,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from unfed.__main__ import main as begun
-from unfed.cli.main import main
+from unfed.cli.main import app, main
 from unfed.studies import grid
 
 
@@ -53,7 +54,11 @@ class Started:
         """Its exit code and what it printed."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "it still runs"
-        return self.process.exitcode, Path(self.said.name).read_text(encoding="utf-8")
+        return self.process.exitcode, self.printed()
+
+    def printed(self) -> str:
+        """What it printed so far."""
+        return Path(self.said.name).read_text(encoding="utf-8")
 
     def until(self, condition: Callable[..., Any], seconds: float = 60) -> None:
         """Wait for something that the command does."""
@@ -66,6 +71,13 @@ class Started:
 def script(path: Path) -> Callable[[], object]:
     """What `Started` runs instead of `unfed`: a Python file."""
     return partial(runpy.run_path, str(path), run_name="__main__")
+
+
+def exit_codes(words: Sequence[str], folder: str) -> None:
+    """What `Started` runs instead of `unfed`: several commands on a run folder; it prints how each ended."""
+    for word in words:
+        said = CliRunner().invoke(app, [word, folder])
+        print(said.exit_code or int(said.exception is not None))
 
 
 def _command(folder: Path, words: list[str], said: str, run: Callable[[], object]) -> None:

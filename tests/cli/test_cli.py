@@ -29,9 +29,10 @@ from worlds import rounds_take, saved
 
 SMALL = """
 name = "small"
+data = { train_size = 600, test_size = 200 }
 partition.clients = 4
 model.name = "cnn-tiny"
-training = { rounds = 4, batch = 64, lr = 0.02 }
+training = { rounds = 4, batch = 16, lr = 0.05 }
 unlearning.rounds = 3
 poison.client = 0
 request = { id = "r1", clients = ["0"] }

@@ -3,15 +3,18 @@
 import errno
 import json
 import os
-import subprocess
+import signal
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from commands import Started
 from unfed import storage
 from unfed.errors import UnfedError
 
@@ -188,39 +191,35 @@ def test_a_header_with_a_table_where_a_text_belongs_is_a_sentence(tmp_path: Path
         storage.numbers_of(tmp_path / "s")
 
 
-KILLED_WRITER = """
-import os, signal, sys
-from collections.abc import Callable
-from pathlib import Path
-from unfed import storage
-with storage.replacing(Path(sys.argv[1])):
-    if sys.argv[2:] == ["lives"]:
+def writes(page: Path, until: Path | None) -> None:
+    """In another process: begin to write a file, then wait for another one, or be killed."""
+    with storage.replacing(page):
+        if until is None:
+            os.kill(os.getpid(), signal.SIGKILL)
         print("writes", flush=True)
-        sys.stdin.read()
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
+        while until is not None and not until.exists():
+            time.sleep(0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there no file is locked while it is written")
 def test_what_a_killed_writer_left_goes_with_the_next_one_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    subprocess.run([sys.executable, "-c", KILLED_WRITER, str(page)], check=False)
-    (left,) = tmp_path.iterdir()
+    page, until = tmp_path / "pages" / "report.html", tmp_path / "go on"
+    page.parent.mkdir()
+    assert Started(tmp_path, run=partial(writes, page, None)).ended() == (-signal.SIGKILL, "")
+    (left,) = page.parent.iterdir()
     assert storage.is_leftover(left)
-    command = [sys.executable, "-c", KILLED_WRITER, str(page), "lives"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == "writes\n"
-        (tmp_path / ".other.html.1.tmp").touch()  # another file's, so none of ours
-        storage.deliver(page, b"ours")
-        assert sorted(p.name for p in tmp_path.iterdir()) == [
-            ".other.html.1.tmp",
-            f".report.html.{other.pid}.tmp",
-            "report.html",
-        ]
-        other.stdin.close()
-    assert other.returncode == 0 and page.read_bytes() == b""  # it came last
+    other = Started(tmp_path, run=partial(writes, page, until))
+    other.until(lambda: other.printed() == "writes\n")
+    (page.parent / ".other.html.1.tmp").touch()  # another file's, so none of ours
+    storage.deliver(page, b"ours")
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        ".other.html.1.tmp",
+        f".report.html.{other.process.pid}.tmp",
+        "report.html",
+    ]
+    until.touch()
+    assert other.ended()[0] == 0 and page.read_bytes() == b""  # it came last
 
 
 def test_a_writer_whose_file_was_swept_before_it_held_it_begins_again(

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from commands import Started, exit_codes
 from conftest import SMALL
 from unfed import plugins, storage
 from unfed.cli.main import app
@@ -207,14 +209,9 @@ def test_a_pipe_as_trajectory_hangs_no_command(tmp_path: Path) -> None:
     Run.create(config, tmp_path / "run").execute()
     (tmp_path / "run/trajectory.jsonl").unlink()
     os.mkfifo(tmp_path / "run/trajectory.jsonl")
-    tries = "; ".join(f"said.append(run.invoke(app, {[word, str(tmp_path / 'run')]}))" for word in HANGING)
-    code = f"from typer.testing import CliRunner; from unfed.cli.main import app; run = CliRunner(); said = []; {tries}"
-    code += "; print([one.exit_code or int(one.exception is not None) for one in said])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() and "0" not in done.stdout, done.stdout + done.stderr
-
-
-HANGING = ("status", "check", "report", "resume", "evaluate")
+    words = ("status", "check", "report", "resume", "evaluate")
+    code, said = Started(tmp_path, run=partial(exit_codes, words, "run")).ended()
+    assert code == 0 and len(said.split()) == len(words) and "0" not in said, said
 
 
 def test_a_model_of_a_damaged_folder_is_neither_exported_nor_scored(tmp_path: Path) -> None:

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import errno
-import subprocess
+import signal
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from commands import Started
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 
-HOLDER = """
-import sys
-from unfed.folder.folder import RunFolder
-with RunFolder(sys.argv[1]).lock() as free:
-    print("held" if free else "taken", flush=True)
-    sys.stdin.read()
-"""
 
-
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that holds the lock until it is ended."""
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    return process
+def holds(folder: Path) -> None:
+    """In another process: hold the lock until it is killed."""
+    with RunFolder(folder).lock() as free:
+        print("held" if free else "taken", flush=True)
+        time.sleep(300)
 
 
 def test_a_lock_is_held_against_other_processes_and_ends_with_the_one_that_is_killed(tmp_path: Path) -> None:
-    folder, other = RunFolder(tmp_path), holder(tmp_path)
+    folder, other = RunFolder(tmp_path), Started(tmp_path, run=partial(holds, tmp_path))
+    other.until(lambda: other.printed() == "held\n")
     assert folder.busy()
     with folder.lock() as free:
         assert not free
     with folder.lock("requests") as free:  # another name, another lock
         assert free
-    other.kill()
-    other.communicate()
+    other.send(signal.SIGKILL)
+    other.ended()
     assert not folder.busy()
     with folder.lock() as free:
         assert free
