@@ -149,7 +149,7 @@ def test_the_kernels_of_training_give_evaluations_logits(small: Small) -> None:
 
 
 def test_only_halves_have_a_way_of_their_own(small: Small) -> None:
-    world = simulated(small("evaluation.precision=engine"), 0)
+    world = simulated(small("evaluation.precision=params"), 0)
     params, request = world.fresh(1), world.config.requests()
     plain = replace(world, config=small())
     assert world.evaluator(request)(params).numbers == plain.evaluator(request)(params).numbers

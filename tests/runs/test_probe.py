@@ -141,9 +141,9 @@ def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(
 
 def test_a_probe_computes_logits_as_the_run_evaluated_them(run: Run) -> None:
     world = run.world(0)
-    assert scene_of(world, targets(run)[0].requests).way is called
-    config = Config.parse(SMALL, ("poison.client=0", "evaluation.precision=engine"))
-    assert scene_of(replace(world, config=config), targets(run)[0].requests).way is as_trained
+    assert scene_of(world, targets(run)[0].requests).way is as_trained
+    config = Config.parse(SMALL, ("poison.client=0", "evaluation.precision=params"))
+    assert scene_of(replace(world, config=config), targets(run)[0].requests).way is called
 
 
 def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the_rest(run: Run) -> None:

@@ -32,12 +32,17 @@ class JobStatus:
     """Where a job stands, and its last numbers."""
 
     job: str
-    request: str | None
     round: int
     rounds: int
     test: Value | None
     forget: Value | None
     state: str
+
+    @property
+    def request(self) -> str | None:
+        """The request that it serves; none of a training."""
+        _, *request, _ = self.job.split("/")
+        return request[0] if request else None
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,6 @@ def status(run: Run) -> RunStatus:
         jobs.append(
             JobStatus(
                 job="/".join(job.path.parts),
-                request=job.request,
                 round=heard["round"] if here else max(saved.round if saved else 0, int(line.get("round", 0))),
                 rounds=rounds if saved is None or saved.rounds is None else saved.rounds,
                 test=line.get("test"),
