@@ -36,6 +36,7 @@ from unfed.measures.trajectory import Line
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, NoT, admit, find, known_as
 from unfed.model.calling import copied, unwrapped
+from unfed.model.language import plain, text_rows
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
@@ -197,6 +198,8 @@ def _given(model: nn.Module, handed: HandedIn, factory: Factory | None) -> Given
                 UnfedWarning,
                 stacklevel=4,
             )
+    if stays.texts:
+        model = text_rows(model)
     stays, leaves, *held_out = fitting(model, [stays, leaves, *held_out])
     return Given(model, stays, leaves, held_out[0] if held_out else None, factory)
 
@@ -352,7 +355,7 @@ def _work(path: Path, task: CallTask, watch: Watch) -> Result:
     model = copied(task.given.model)
     load_into(model, left)
     return Result(
-        model=model,
+        model=plain(model),
         before=seen["before"],
         after=seen[label],
         retrain=seen.get("retrain"),

@@ -37,6 +37,7 @@ from unfed.data import DatasetSource, Source, TensorSource
 from unfed.data.packing import TOKENISE, Names, PackedRows, as_floats, as_tensor, is_text, layout, taken_apart
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import Inputs, called
+from unfed.model.language import AS_WRITTEN, SKIPPED
 
 Data = Any
 """Tensors with labels, a map-style data set of rows, a DataLoader, or an iterable of rows or batches."""
@@ -56,6 +57,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.dataset if self.pair is None else self.pair[0])
+
+    @property
+    def texts(self) -> bool:
+        """Whether a row is a text with a label per token, for a language model."""
+        return self.inputs is not None and any(part.key == "labels" for part in self.inputs.parts)
 
     def pick(self, rows: Tensor, name: str) -> Rows:
         """Some of the rows, under another name."""
@@ -93,6 +99,8 @@ def read(data: Data, name: str, names: Names = None) -> Rows:
     if plain and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if len(data) == 0:
             raise UnfedError(f"{name} is empty; give it at least one row.")
+        if np.ndim(taken_apart(data[0], f"Row 0 of {name}", names)[1]) == 1:
+            return _texts_in_memory(data, name, names)
         return Rows(name, dataset=data, inputs=_layout_of_rows(data, name, names), names=names)
     if isinstance(data, Iterable) and not isinstance(data, tuple | Mapping | str):
         return _in_memory(data, name, names)
@@ -132,12 +140,34 @@ def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Name
                 f"{name} has {len(first)} rows in one input and the shape {list(value.shape)} in {key!r}; give all"
                 " inputs as many rows."
             )
+    if y.ndim == 2 and y.shape == first.shape and not (first.is_floating_point() or y.is_floating_point()):
+        tensors, y = _texts(tensors, y, name)
     if y.shape != (len(first),):
         raise UnfedError(f"{name} has {len(first)} rows and labels of shape {list(y.shape)}; give one label per row.")
     if len(tensors) > 1:  # beside others an image cannot stay bytes
         tensors = {key: as_tensor(t, name) if t.ndim >= 4 else t for key, t in tensors.items()}
     inside = layout(tensors, rows=True)
     return Rows(name, (first if inside is None else inside.pack(tensors), y), inputs=inside, names=names)
+
+
+def _texts(tensors: dict[str | int, Tensor], labels: Tensor, name: str) -> tuple[dict[str | int, Tensor], Tensor]:
+    """Texts with a label per token.
+
+    These labels become an input, and the row's own label says "as written".
+    """
+    (_, ids), *_ = tensors.items()
+    counts = labels != SKIPPED
+    if not bool((~counts | (labels == ids)).all()):
+        raise UnfedError(
+            f"{name} has a label per token that is not the token; only causal language models are supported, with"
+            f" labels = input_ids, or {SKIPPED} for tokens that do not count."
+        )
+    if "attention_mask" in tensors:
+        counts = counts & (tensors["attention_mask"] != 0)
+    silent = (~counts[:, 1:].any(1)).nonzero().flatten()
+    if len(silent):
+        raise UnfedError(f"Row {int(silent[0])} of {name} has no token that counts after its first; leave it out.")
+    return {**tensors, "labels": labels}, torch.full((len(labels),), AS_WRITTEN)
 
 
 def _refuse_text(inputs: Mapping[str | int, Any], labels: Any, name: str) -> None:
@@ -227,6 +257,18 @@ def _in_memory(data: Iterable[Any], name: str, names: Names) -> Rows:
     except RuntimeError as error:
         raise UnfedError(f"The rows of {name} differ in shape; pad or cut them to one.") from error
     return _in_one(whole, torch.cat(labels), name, names)
+
+
+def _texts_in_memory(data: Any, name: str, names: Names) -> Rows:
+    """A data set of texts with a label per token, in one set of tensors."""
+    rows = [taken_apart(data[row], f"Row {row} of {name}", names) for row in range(len(data))]
+    for row, (inputs, labels) in enumerate(rows):
+        _refuse_text(inputs, labels, f"Row {row} of {name}")
+    try:
+        inputs = {key: torch.stack([torch.as_tensor(found[key]) for found, _ in rows]) for key in rows[0][0]}
+        return _in_one(inputs, torch.stack([torch.as_tensor(labels) for _, labels in rows]), name, names)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnfedError(f"The rows of {name} differ in length or inputs; pad them to one length.") from error
 
 
 def fitting(model: nn.Module, sets: Sequence[Rows]) -> list[Rows]:

@@ -153,7 +153,8 @@ def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:
         ) from error
     if out.ndim != 2:
         raise UnfedError(
-            f"The model must give one row of logits per input, [N, classes], but it gives {list(out.shape)}."
+            f"The model must give one row of logits per input, [N, classes], but it gives {list(out.shape)}; for a"
+            " language model give labels=input_ids."
         )
     classes = int(out.shape[1])
     for rows in sets:
