@@ -66,7 +66,7 @@ test-zoo: .venv-zoo/stamp  ## real architectures of transformers, timm, peft and
 	@echo "Installing unfed and NVFlare into .venv-nvflare (once; minutes) ..."
 	@test -x .venv-nvflare/bin/python || $(PYTHON) -m venv .venv-nvflare
 	@$(if $(TORCH),.venv-nvflare/bin/python -m pip install --quiet -c constraints.txt $(TORCH))
-	@.venv-nvflare/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[nvflare]' pytest hypothesis
+	@.venv-nvflare/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[nvflare,trust]' pytest hypothesis
 	@touch $@
 
 test-nvflare: .venv-nvflare/stamp  ## NVFlare's tasks, its simulator, and one server with three sites as processes (minutes)

@@ -6,15 +6,21 @@ Every site adds its own number to the weights, so what an average must be is kno
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
 
 pytest.importorskip("nvflare.apis", reason="needs unfed[nvflare]; `make test-nvflare` runs these")
 
@@ -30,10 +36,14 @@ from nvflare.job_config.api import FedJob
 
 from nvflare_sites import Board
 from unfed.api import write_report
+from unfed.cli.main import app as cli
 from unfed.errors import UnfedWarning
 from unfed.folder.folder import RunFolder
+from unfed.measures.undo import Effort
 from unfed.nvflare import UnlearnFedAvg, noted, staying_rows
+from unfed.remote.probes import Probes
 from unfed.requests.entry import Job
+from unfed.runs.probe import QUICK
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.filterwarnings("ignore::unfed.errors.UnfedWarning")]
 
@@ -227,6 +237,83 @@ def test_a_class_that_no_site_has_is_not_called_forgotten(forget: Forget, tmp_pa
     board = forget(exclude=[], classes=[7])
     assert "No site that trained had a row of class 7" in board.panics[0]
     assert RunFolder(tmp_path / "ledger").book().entries[0].state == "denied"
+
+
+NET = {"0.weight": (3, 2), "0.bias": (3,), "2.weight": (2, 3), "2.bias": (2,)}
+
+
+class Net(nn.Sequential):
+    """A model of the form of NET."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+class Probing(UnlearnFedAvg):
+    def probes(self) -> Probes:
+        rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.5]]), torch.tensor([0, 1, 0, 1])
+        return Probes(Net, retain=rows, forget=rows, effort=Effort(rounds=1, grid=QUICK))
+
+
+@pytest.fixture
+def probed(forget: Forget, monkeypatch: pytest.MonkeyPatch) -> Forget:
+    """The same job with a model that the server can build, and probes of it."""
+    arrays = {
+        name: np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape) for name, shape in NET.items()
+    }
+    monkeypatch.setattr(sys.modules[__name__], "TRAINED", arrays)
+    return partial(forget, make=Probing, negate=["0.weight"])
+
+
+def said(*words: object) -> str:
+    """What a command says, in one line."""
+    return " ".join(CliRunner().invoke(cli, [*map(str, words)]).output.split())
+
+
+def test_what_the_servers_probes_found_stands_in_the_report(probed: Forget, tmp_path: Path) -> None:
+    assert probed().panics == []
+    ledger = tmp_path / "ledger"
+    assert "Report:" in said("report", ledger)
+    assert "after the inverse alone" in (ledger / "report.html").read_text(encoding="utf-8")
+    assert "`unfed report" in said("lineage", ledger, "--affected", "site-3")
+
+
+def test_probes_that_fail_cost_no_model_and_those_of_another_model_are_refused_at_once(
+    probed: Forget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Probes, "found", lambda *_: 1 / 0)
+    assert probed().panics == []
+    folder = RunFolder(tmp_path / "ledger")
+    assert folder.book().entries[0].state == "fulfilled"
+    assert folder.lines()[-1]["app"]["unmeasured"] == {"Probes": "division by zero"}
+    monkeypatch.setattr(sys.modules[__name__], "TRAINED", {**TRAINED, "0.weight": np.zeros((2, 2), np.float32)})
+    other = probed(ledger=str(tmp_path / "other"))
+    assert "give Probes the app's own model" in other.panics[0] and other.received == []
+
+
+def test_a_ledger_is_probed_by_its_server_alone_and_goes_on_with_its_job(forget: Forget, tmp_path: Path) -> None:
+    forget()
+    for command, reason in (
+        ("probe", "it cannot be probed here; override probes() of UnlearnFedAvg before the next request."),
+        ("resume", "go on with the same job with UnlearnFedAvg, with ledger= this folder"),
+    ):
+        done = CliRunner().invoke(cli, [command, str(tmp_path / "ledger")])
+        assert reason in str(done.exception)
+
+
+def test_status_names_the_request_and_its_rounds(forget: Forget, tmp_path: Path) -> None:
+    forget()
+    told = said("status", tmp_path / "ledger", "--request", "client-site-3")
+    assert "0/client-site-3/not 2/2" in told and "fulfilled; it takes out client site-3" in told
+
+
+def test_a_served_request_has_signed_evidence(forget: Forget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rfc8785", reason="needs unfed[trust]")
+    forget()
+    monkeypatch.chdir(tmp_path)
+    assert "Wrote operator.key" in said("keys", "new", "operator")
+    assert "Wrote bundle" in said("bundle", "ledger", "--key", "operator.key", "--out", "bundle")
+    assert "site-3" in said("verify", "bundle", "--key", "operator.pub")
 
 
 def test_negating_warns_that_it_can_be_undone(forget: Forget) -> None:

@@ -264,7 +264,8 @@ def how_to_go_on(description: Description, folder: object) -> str:
     if description.call:
         return "the same call of unfed.unlearn, with checkpoint= this folder"
     if description.app:
-        return "the same start of the app's Unlearn, with ledger= this folder"
+        again = "job with UnlearnFedAvg" if description.engine == "nvflare" else "start of the app's Unlearn"
+        return f"the same {again}, with ledger= this folder"
     if description.engine == "flower":
         return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
     carrier = "an NVFlare job" if description.engine == "nvflare" else "the server that reaches them"

@@ -108,6 +108,8 @@ class UnlearnFedAvg(FedAvg):
         perturb = negate_arrays(*self.negate) if self.negate else None
         perturbed = before if perturb is None else applied(perturb, before)
         ledger.turned(before, self.negate)
+        if (probes := self.probes()) is not None:
+            probes.check(before)
         earlier, sites = ledger.left(self.exclude), [client.name for client in self.engine.get_clients()]
         self._check(ledger, sites)
         self._out, self._without = earlier.clients | {*self.exclude}, sorted({*self.classes, *earlier.classes})
@@ -166,7 +168,11 @@ class UnlearnFedAvg(FedAvg):
             raise Refused(why)
         after = tensors(self.model.params)
         if (probes := self.probes()) is not None:
-            ledger.probed(probes.found(self._before, after), self._before, after)
+            try:
+                ledger.probed(probes.found(self._before, after), self._before, after)
+            except Exception as error:  # it costs no model
+                log.warning("unfed: the probes failed: %s", error)
+                ledger.told(unmeasured={"Probes": said(error)})
         ledger.end(after, {})
         log.info("unfed: done; the ledger is %s", ledger.path)
 

@@ -239,7 +239,7 @@ def _missing(request: RequestInfo, before: OfApp, after: OfApp) -> dict[str, str
             why = "no client is asked to score the rows that it left out; a metric of the app's own would stand here"
         found["Forget accuracy"] = not_measured(answers[0] if answers else why)
     if "turned_back" not in after:
-        found["Undoing"] = not_measured("the perturbation was not taken back to see (undo=True of Unlearn does)")
+        found["Undoing"] = not_measured("the app did not score the model with the perturbation taken back")
     elif "reason" in after["turned_back"]:
         found["Undoing"] = not_measured(after["turned_back"]["reason"])
     return found | {name: not_measured(why) for name, why in after.get("unmeasured", {}).items()}

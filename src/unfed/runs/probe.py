@@ -175,8 +175,12 @@ def effort_of(
 
 def elsewhere(run: Probed) -> str | None:
     """Why a run cannot be probed here, if its data lies with someone else."""
-    ways = ("probe a simulation of the same config (`unfed run`)", "call unfed.measures.undo.undo with your own rows")
-    return out_of_sight(run.description, "probed", *ways)
+    there = "probe a simulation of the same config (`unfed run`)"
+    if run.description.app:
+        own = "override probes() of UnlearnFedAvg"
+        own = own if run.description.engine == "nvflare" else "give Unlearn undo=Probes(…)"
+        there = f"{own} before the next request"
+    return out_of_sight(run.description, "probed", there, "call unfed.measures.undo.undo with your own rows")
 
 
 def _probed(

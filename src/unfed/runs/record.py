@@ -376,6 +376,8 @@ def _turned_back(run: RunRecord, seen: _Seen) -> Iterator[Affected]:
     for job, (name, what) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in shown:
             do = f"`{run.command('probe', '--request', name)}` shows how far; {_end(run, seen)}"
+            if run.description.elsewhere:
+                do = f"`{run.command('report')}` shows how far, if the server probed it; {_end(run, seen)}"
             if name in purged:
                 do = f"how far cannot be shown any more, for the request was purged; {_end(run, seen)}"
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
