@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import logging
 import os
 import random
 import sys
@@ -47,6 +48,8 @@ os.fsync = cast(Any, os.fstat)
 cast(Any, grid).cores = lambda: 1
 # The processes that tests begin are copies of one that has imported what they need, and draws no figures either.
 grid.READY += ["unfed.cli.main", "unfed.studies.sweep", "unfed.studies.population", "worded.processes"]
+# PyTorch describes what it traces to a log of its own while that has readers, and pytest would read every log it finds.
+logging.root.manager.loggerDict.pop("torch.__trace", None)
 # A process reads the digits and the commands once, tests a thousand times: what was read is kept.
 typer.main.get_command = functools.cache(typer.main.get_command)
 read_digits = functools.cache(datasets.DATASETS["digits"])

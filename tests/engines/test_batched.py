@@ -224,7 +224,7 @@ def test_a_head_without_a_gradient_rests_in_every_engine(
     rule: Optimiser, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    clients, (template, params) = federation((12, 9, 21)), model()
+    clients, (template, params) = federation((12, 12) if compile else (12, 9, 21)), model()
     features, whole = (
         Phase(objective=term("contrast"), batch=8, epochs=2, optimiser=rule),
         Phase(batch=8, optimiser=rule),
