@@ -134,7 +134,7 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 SMALL = {
     "name": "small",
-    "data": {"train_size": 600, "test_size": 200},  # of 1,797: a third of the rows is a third of the time
+    "data": {"train_size": 300, "test_size": 100},  # of 1,797: a sixth of the rows
     "partition": {"clients": 4},
     "model": {"name": "cnn-tiny"},
     "training": {"rounds": 3, "batch": 64, "lr": 0.02},

@@ -50,8 +50,8 @@ def experiment(clients: int) -> dict[str, Any]:
     """A small experiment whose clients may be elsewhere: in float64, so that equality can be claimed."""
     return {
         "name": "small",
-        "data.train_size": 600,
-        "data.test_size": 200,
+        "data.train_size": 300,
+        "data.test_size": 100,
         "partition.clients": clients,
         "model.name": "cnn-tiny",
         "training.rounds": 2,

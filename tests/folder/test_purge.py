@@ -37,7 +37,7 @@ from unfed.runs.status import status
 from worlds import LITTLE
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]
-SETS += ["gate.max_drop=100", "evaluation.recovered_within=100"]
+SETS += ["gate.max_drop=100", "evaluation.recovered_within=100", "data.train_size=600", "data.test_size=200"]
 FIRST = Job(0, "first", "not")
 
 

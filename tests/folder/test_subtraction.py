@@ -46,7 +46,7 @@ from unfed.values import is_measured
 from worlds import LITTLE
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "engine.name=sequential", "gate.max_drop=100"]
-SETS += ["evaluation.attack=false", "training.lr=0.1"]
+SETS += ["evaluation.attack=false", "training.lr=0.1", "data.train_size=600", "data.test_size=200"]
 TOGETHER = RequestOptions(together=True)
 
 

@@ -726,7 +726,7 @@ def published_phase(world: World, method: Any, theta: Params, psi: Params) -> tu
 
 
 def test_fcus_phase_is_adam_a_plateau_and_the_fusion_for_every_tensor(world: World, trained: Trained) -> None:
-    theta, method = trained[0], FCU(iterations=20, fuse_every=2, rho=0.9, lr=0.05, patience=0)
+    theta, method = trained[0], FCU(iterations=40, fuse_every=2, rho=0.9, lr=0.05, patience=0)
     server = serve(world, params=theta)
     truth, rates = published_phase(world, method, theta, server.init("downgraded model"))
     assert len(set(rates)) > 1, "the plateau was met"

@@ -361,7 +361,7 @@ def test_five_requests_in_a_row_stay_forgotten(five: Path, tmp_path: Path, metho
 
 
 def test_what_left_earlier_is_measured_again_beside_what_a_model_that_never_saw_it_would_show(tmp_path: Path) -> None:
-    sets = (*SERVES, "poison.client=0", "evaluation.every=100")
+    sets = (*SERVES, "poison.client=0", "evaluation.every=100", "data.train_size=600", "data.test_size=200")
     run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
     run.execute()
     samples = Request("s", samples=tuple(("2", i) for i in range(40)))

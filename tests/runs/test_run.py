@@ -212,7 +212,7 @@ def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None
 ) -> None:
     """A later version may pick others; that would change last bits in the middle of a run."""
-    config = small() if wanted is None else small(f"engine.chunk={wanted}")
+    config = small("data.train_size=600", *([] if wanted is None else [f"engine.chunk={wanted}"]))
     run = Run.create(config, tmp_path / "run")
     began = run.description.engine, run.description.chunk
     widest = config.training.batch + 1
