@@ -1,8 +1,6 @@
 """One model, one data set: train as you always do, then make the model forget 60 images. Under a minute on a laptop.
 
 python examples/central.py
-
-`central.ipynb` holds the same cells.
 """
 
 # %% [markdown]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("first_run", "own_model", "central")
+NAMES = ("first_run", "own_model", "language_model")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 NEAR = 6.0
 """Points by which another machine's numbers may differ; the examples' test sets have hundreds of rows."""

@@ -256,15 +256,16 @@ def test_a_lightning_module_is_taken_after_its_training() -> None:
         assert isinstance(result.model, Forward if kind is Forward else nn.Sequential)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "libraries.md"
+PAGES = [Path(__file__).parents[2] / "docs" / "how-to" / name for name in ("libraries.md", "language-models.md")]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_recipes_run_as_they_are_printed(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert len(code) == 4
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    code = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(code) == 5
     for name in ("transformers", "timm", "peft", "lightning"):
         if re.search(rf"^(import|from) {name}\b", code[number], flags=re.MULTILINE):
             library(name)
-    exec(compile(code[number], str(PAGE), "exec"), {"__name__": "__main__"})
+    exec(compile(code[number], "a recipe", "exec"), {"__name__": "__main__"})
     assert "after" in capsys.readouterr().out
