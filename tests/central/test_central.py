@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unfed
-from commands import called
+from command_line import called
 from unfed.central import Result, inputs
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.params import params_of

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from commands import Started
+from command_line import Started
 from unfed import storage
 from unfed.__main__ import main as begun
 from unfed.cli import looking

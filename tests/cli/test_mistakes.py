@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commands import called
+from command_line import called
 from unfed.data import TensorSource
 from unfed.errors import UnfedError, members, nearest
 

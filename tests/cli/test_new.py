@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Started, called
+from command_line import Started, called
 from unfed.runs.run import Run
 
 FILES = {"README.md", "experiment.toml", "my_data.py", "my_model.py", "test_project.py"}

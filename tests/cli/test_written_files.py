@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import called
+from command_line import called
 from unfed import UnfedError, storage
 from unfed.trust import signing
 

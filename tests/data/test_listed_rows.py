@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commands import called
+from command_line import called
 from unfed import Config, Request, Run, UnfedError, allow_code
 from unfed.data import SampleList, TensorSource, load
 

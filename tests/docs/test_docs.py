@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import unfed
-from commands import Started, script
+from command_line import Started, script
 from unfed.client.objectives import OBJECTIVES
 from unfed.config.config import Config
 from unfed.methods import METHODS

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
-from commands import called
+from command_line import called
 from conftest import SMALL
 from flower_grid import InProcessGrid, ReadLedger, Reply
 from unfed.config.config import Config

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import Started
+from command_line import Started
 from unfed import storage
 from unfed.errors import UnfedError
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import called
+from command_line import called
 from test_judge import QUICK, made_up
 from unfed import records, storage
 from unfed.cli.evidence import log_faults

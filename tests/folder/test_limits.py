@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commands import Started, exit_codes
+from command_line import Started, exit_codes
 from conftest import SMALL
 from unfed import plugins, storage
 from unfed.cli.main import app

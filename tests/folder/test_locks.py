@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Started
+from command_line import Started
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 

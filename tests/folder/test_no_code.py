@@ -17,7 +17,7 @@ import pytest
 import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from commands import called
+from command_line import called
 from flower_grid import InProcessGrid
 from unfed import methods, plugins, storage
 from unfed.cli.main import app

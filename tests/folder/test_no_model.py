@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import called
+from command_line import called
 from conftest import SMALL
 from unfed.config.config import Config
 from unfed.data import Request

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import unfed
-from commands import called
+from command_line import called
 from conftest import SMALL
 from unfed import storage
 from unfed.api import write_report

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from commands import called
+from command_line import called
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import files, networks, perturb

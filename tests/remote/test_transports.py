@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from commands import Started, script
+from command_line import Started, script
 from unfed.api import write_report
 from unfed.config.config import Config
 from unfed.data import Request

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from commands import called as command
+from command_line import called as command
 from conftest import SMALL
 from pages import probes, undone
 from unfed.api import write_report

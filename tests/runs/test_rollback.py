@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import called
+from command_line import called
 from hostile import Attacker, attacked
 from unfed.data import Request
 from unfed.engines import Batched, Block

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import unfed
-from commands import Started
+from command_line import Started
 from flower_deployment import descendants
 from unfed.cli.main import app
 from unfed.config.config import Config

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands import called
+from command_line import called
 from conftest import SMALL
 from unfed.config.config import Config
 from unfed.data import Request

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commands import called
+from command_line import called
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request, SampleList

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import called
+from command_line import called
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
 from unfed.trust import signing
