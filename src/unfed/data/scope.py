@@ -265,19 +265,29 @@ class ClientData:
         return self._views[name]
 
 
-def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) -> tuple[ClientData, ...]:
+Marks = dict[int, Tensor]
+"""The rows that a request names, by the client's place."""
+
+
+def mark(
+    clients: Sequence[ClientData], requests: Sequence[Request], seed: int, known: dict[Request, Marks] | None = None
+) -> tuple[ClientData, ...]:
     """The clients with the D_u of all requests united (Algorithm 1, lines 3 to 6).
 
-    Clients that no request concerns are returned as they are.
+    Clients that no request concerns are returned as they are. `known` keeps what each request names, for the next call
+    with the same clients and seed.
     """
-    marked = list(clients)
-    names = {client.name: k for k, client in enumerate(marked)}
+    known = {} if known is None else known
+    names = {client.name: k for k, client in enumerate(clients)}
+    united: Marks = {}
     for request in requests:
         # Drawn from the clients' rows alone, never from earlier marks: that is what makes marking idempotent.
-        concerned = _SCOPES[request.kind](marked, names, request, seed)
-        if not any(bool(marks[marked[k].train].any()) for k, marks in concerned.items()):
+        if request not in known:
+            known[request] = _SCOPES[request.kind](clients, names, request, seed)
+        concerned = known[request]
+        if not any(bool(marks[clients[k].train].any()) for k, marks in concerned.items()):
             if request.fraction is not None:
-                most = max((len(client.train) for client in marked), default=0)
+                most = max((len(client.train) for client in clients), default=0)
                 raise UnfedError(
                     f"Request {request.id!r} asks for {request.fraction:g} of every client's rows, which is less than"
                     f" one of {most}; ask for a larger fraction."
@@ -287,7 +297,8 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
                 " unlearn; check what it asks for."
             )
         for k, marks in concerned.items():
-            marked[k] = replace(marked[k], forget=marked[k].forget | marks)
+            united[k] = united[k] | marks if k in united else marks
+    marked = [replace(c, forget=c.forget | united[k]) if k in united else c for k, c in enumerate(clients)]
     if requests and not any(len(client.view("retain")) for client in marked):
         raise UnfedError("The requests would remove every training row of every client; ask for less.")
     return tuple(marked)

@@ -256,13 +256,14 @@ class Evaluator:
         if away := [*deleted, *purged]:  # what its owners have deleted, no one can score; what was purged, no one may
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
-        self._purged = {r.id: self._taken_out(number, scoped) for number, r in enumerate(self._requests) if r.purged}
-        places = [self._places_of(number, scoped) for number in range(len(self._requests))]
-        self._places = {request.id: own for request, own in zip(requests[:-1], places, strict=False)}
+        own = self._taken_out(scoped)
+        self._purged = {r.id: rows for r, rows in zip(self._requests, own, strict=True) if r.purged}
+        places = [torch.isin(self._forget, rows).nonzero().flatten().cpu() for rows in own]
+        self._places = {request.id: at for request, at in zip(requests[:-1], places, strict=False)}
         self._own = places[-1] if len(self._requests) > 1 else None
         self._whose = torch.zeros(len(self._forget), dtype=torch.int16)
-        for number, own in enumerate(places):
-            self._whose[own] = number
+        for number, at in enumerate(places):
+            self._whose[at] = number
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -338,18 +339,14 @@ class Evaluator:
         flags = self._source.stamped if isinstance(self._source, TensorSource) else None
         return flags is not None and bool(flags[rows.to(flags.device)].any())
 
-    def _places_of(self, number: int, scoped: Scope) -> Tensor:
-        """Where the rows that one of the requests takes out itself stand among those that are scored.
-
-        What had left before it is not among them. It is empty where the request cannot be asked for.
-        """
-        return torch.isin(self._forget, self._taken_out(number, scoped)).nonzero().flatten().cpu()
-
-    def _taken_out(self, number: int, scoped: Scope) -> Tensor:
-        """The rows that one of the requests takes out itself: those that had not left before it."""
-        request, before = self._requests[number], self._requests[:number]
-        own = self._forget[:0] if request.deleted else _marked(scoped, [request])
-        return own[~torch.isin(own, _marked(scoped, before))] if before else own
+    def _taken_out(self, scoped: Scope) -> list[Tensor]:
+        """The rows that each request takes out itself: those that had not left before it; none of deleted data."""
+        found, gone = [], self._forget[:0]
+        for request in self._requests:
+            rows = _marked(scoped, [request])
+            found.append(rows[:0] if request.deleted else rows[~torch.isin(rows, gone)])
+            gone = torch.cat([gone, rows])
+        return found
 
     def __call__(self, params: Params) -> Evaluation:
         return self.begun(params).complete()

@@ -388,7 +388,8 @@ class Queue:
 
     def _purge(self, entry: Entry) -> None:
         purges = {label: method.purge for label, method in self._run.config.recorded().items()}
-        self._folder.purge(entry.seed, entry.request.clients, purges)
+        if purges:  # else nothing was recorded
+            self._folder.purge(entry.seed, entry.request.clients, purges)
 
     def _failed(self, batch: SharedRecovery, entry: Entry, error: Exception) -> Entry | None:
         """Denied, or put off where its clients did not answer; None if it was withdrawn meanwhile."""

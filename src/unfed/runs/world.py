@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from unfed.config.config import Config, Seeds
 from unfed.config.tables import RecoveryConfig, UnlearningConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
+from unfed.data.scope import Marks
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import EngineChoice, as_trained, fixed_library, fixed_order
 from unfed.errors import UnfedError
@@ -97,12 +98,13 @@ class Residents:
     clients: tuple[ClientData, ...]
     seed: int
     """Of the draws by which a request for a fraction takes rows."""
+    _known: dict[Request, Marks] = field(default_factory=dict)
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-        marked = mark(self.clients, requests, self.seed)
+        marked = mark(self.clients, requests, self.seed, self._known)
         if not gone:
             return {c.name: c for c in marked}
-        before = mark(self.clients, gone, self.seed)
+        before = mark(self.clients, gone, self.seed, self._known)
         return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:

@@ -1,8 +1,8 @@
 """How commands grow with clients, parameters, and requests in one folder: CPU seconds and memory of whole processes.
 
-    python benchmarks/commands.py                                    every axis (about 20 minutes on one core)
-    python benchmarks/commands.py --axis requests --most 100         one axis, up to this size
-    python benchmarks/commands.py --table RECORD.jsonl               a record as a table, with slopes
+    python benchmarks/command_growth.py                                every axis (about 20 minutes on one core)
+    python benchmarks/command_growth.py --axis requests --most 100     one axis, up to this size
+    python benchmarks/command_growth.py --table RECORD.jsonl           a record as a table, with slopes
 
     clients      10 to 10,000 clients of four random 8x8 images; one client leaves
     parameters   10⁴ to 10⁸ parameters in a two-layer network; 4 clients
@@ -66,9 +66,9 @@ def config(axis: str, size: int) -> str:
     return f"""
 name = "grown"
 device = "cpu"
-data.name = "commands:images"
-partition = {{ clients = {clients}, validation = 0.25 }}
-model.name = "commands:network"
+data.name = "command_growth:images"
+partition = {{ clients = {clients}, validation = 0.0 }}
+model.name = "command_growth:network"
 training = {{ rounds = 2, batch = 16 }}
 evaluation.attack = false
 gate.max_drop = 100.0
@@ -163,7 +163,7 @@ def main() -> None:
                 for row in measured(axis, size, Path(folder)):
                     own = {"axis": axis, "size": size, "command_name": row.pop("command"), **row}
                     print(own, flush=True)
-                    add_rows("commands", torch.device("cpu"), [own])
+                    add_rows("command-growth", torch.device("cpu"), [own])
 
 
 if __name__ == "__main__":
