@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import pytest
@@ -611,7 +611,7 @@ def test_a_momentum_outside_its_range_is_answered_in_a_sentence(option: dict[str
 class Marked(Residents):
     """Clients of which a request concerns the rows that it concerns in another world."""
 
-    like: World
+    like: World = field(kw_only=True)
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
         source = self.clients[0].source
@@ -622,7 +622,7 @@ class Marked(Residents):
 def test_mode_reads_no_label_of_the_forgotten_data(world: World, trained: Trained, request_: Request) -> None:
     other = shuffled(world, rows_of(world, request_))
     if request_ is CLASS:  # the permuted labels would be another class: keep the marks
-        other = replace(other, holders=Marked(other.clients, other.seeds.partition, world))
+        other = replace(other, holders=Marked(other.clients, other.seeds.partition, like=world))
     a, b = (unlearn(GUIDE, serve(w, (request_,), params=trained[0]), 3) for w in (world, other))
     assert equal(a.params, b.params)
 
