@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -552,6 +553,19 @@ def test_few_rows_get_enough_epochs_to_mend_what_was_broken() -> None:
     result = unfed.unlearn(model, retain=(x[:100], y[:100]), forget=(x[100:110], y[100:110]), test=test)
     assert result.epochs == 100, "two steps an epoch, two hundred steps"
     assert float(result.after["test"]) > 60
+
+
+def test_the_rate_reaches_its_minimum_in_the_last_of_the_epochs_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Config] = []
+    call = sys.modules["unfed.central.call"]
+    known = call._config
+    monkeypatch.setattr(call, "_config", lambda *args: made.append(known(*args)) or made[-1])
+    model, data, test = trained_on_digits("mlp")
+    unfed.unlearn(model, data=data, forget=range(140), test=test, epochs=3)
+    schedule = made[0].unlearning.schedule
+    assert schedule is not None and (schedule.kind, schedule.over) == ("cosine", 3), "the paper's ten, stretched"
 
 
 def test_a_model_that_is_ruined_says_so_at_the_end() -> None:

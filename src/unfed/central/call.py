@@ -281,7 +281,7 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
     first = steps.lr if method == "retrain" and steps.lr is not None else 0.01
     unlearning: dict[str, Any] = {"rounds": wanted.epochs, "lr": steps.lr, "clip": steps.clip}
     recipe = find(method).recipe
-    if wanted.asked is None and recipe.over is not None:
+    if recipe.over is not None:
         least = min(recipe.minimum, recipe.lr if steps.lr is None else steps.lr)
         unlearning["schedule"] = {"kind": "cosine", "minimum": least, "over": wanted.epochs}
     raw: dict[str, Any] = {
