@@ -561,7 +561,12 @@ def test_the_rate_reaches_its_minimum_in_the_last_of_the_epochs_that_were_asked_
     made: list[Config] = []
     call = sys.modules["unfed.central.call"]
     known = call._config
-    monkeypatch.setattr(call, "_config", lambda *args: made.append(known(*args)) or made[-1])
+
+    def seen(*args: Any) -> Config:
+        made.append(known(*args))
+        return made[0]
+
+    monkeypatch.setattr(call, "_config", seen)
     model, data, test = trained_on_digits("mlp")
     unfed.unlearn(model, data=data, forget=range(140), test=test, epochs=3)
     schedule = made[0].unlearning.schedule

@@ -33,9 +33,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -200,7 +200,7 @@ def work(cells: Sequence[GridCell], jobs: Workers, folder: Path, said: Said = qu
         return
     processes = beginning()
     waiting, killed = list(cells), Counter[str]()
-    busy: dict[Any, tuple[GridCell, SpawnProcess | ForkServerProcess, float]] = {}  # by pipe, of two types on Windows
+    busy: dict[Any, tuple[GridCell, SpawnProcess, float]] = {}  # by pipe, of two types on Windows
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
@@ -235,7 +235,7 @@ def work(cells: Sequence[GridCell], jobs: Workers, folder: Path, said: Said = qu
             process.join()
 
 
-def beginning() -> SpawnContext | ForkServerContext:
+def beginning() -> SpawnContext:
     """How processes of this machine begin: as copies of one that has imported `READY`.
 
     That one computes nothing; a copy of this process would have PyTorch's threads half-way. Elsewhere than on Linux
@@ -244,7 +244,7 @@ def beginning() -> SpawnContext | ForkServerContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     multiprocessing.set_forkserver_preload(READY)
-    return multiprocessing.get_context("forkserver")
+    return cast(SpawnContext, multiprocessing.get_context("forkserver"))  # of a type that Windows does not have
 
 
 def _lost(cell: GridCell) -> list[Any]:
