@@ -317,7 +317,10 @@ class RunFolder:
         return self._log(path).load(saved_at(path))
 
     def purge(self, seed: int, clients: Collection[str], purges: Mapping[str, Purge]) -> None:
-        """Take these clients' records out of every history in the folder; done twice, it does nothing."""
+        """Take these clients' records out of every history in the folder; done twice, it does nothing.
+
+        A request that is fulfilled does this by itself; `purge.py` is the command that deletes models.
+        """
         for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
             saved = saved_at(path)
             if saved is None or not any(set(clients) & set(history.clients) for history in saved.histories.values()):

@@ -2,7 +2,7 @@
 
     lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / records
     run.info()                ├► figures.curves, cost_bars, gap_by_cost ─┐
-                              ├► officer.officer_part ───────────────────┼► html.render ─► one self-contained page
+                              ├► html.officer_part ──────────────────────┼► html.render ─► one self-contained page
                               └► sentences, tables, undo, sections ──────┘   compare.render ─► one for several runs
 
 `folder.info` has the values that a run says of itself. `html` and `compare` are imported from their own

@@ -230,7 +230,10 @@ class Entry:
     def stepped(
         self, state: Standing, moment: str, reason: Reason | None = None, why: str | None = None, **changes: Any
     ) -> Entry:
-        """One step further; a step that is not in the table is refused."""
+        """The request in its next state; a step that is not in the table is refused.
+
+        `fulfilled` with a place in the order of service (`served`) puts its model in force.
+        """
         if state not in STEPS[self.state]:
             after = listed(sorted(STEPS[self.state])) or "nothing else"
             raise UnfedError(f"Request {self.request.id!r} is {self.state}; it can become {after}, not {state}.")

@@ -1,9 +1,9 @@
 """The queue of a run: deletion requests are filed, withdrawn, and served, one by one or together.
 
     file ──► requests/NUMBER-ID.json ──► serve: what was begun, else what was asked first, at the model in force
-                                            ├── served      ─► fulfilled, with its place in the order of service
+                                            ├── gate passes ─► fulfilled: its model is in force, by its place in the order
                                             ├── nothing left ► fulfilled too: its rows had left before, no model is made
-                                            ├── it fails    ─► denied: the old model stays in force, the next is served
+                                            ├── gate refuses, or it fails ► denied: the old model stays in force
                                             ├── no answers  ─► put off: open again, the next is served
                                             └── withdrawn   ─► let go; its rows take part again
 
@@ -269,7 +269,10 @@ class Queue:
     # --- serving --------------------------------------------------------------------------------------------------
 
     def serve(self, watch: Watch) -> list[Entry]:
-        """Serve the queue in its order, including what comes in meanwhile; the requests that failed here."""
+        """Serve the queue in its order, including what comes in meanwhile; the requests that failed here.
+
+        Each is taken up, unlearned, judged by its gate, then fulfilled (its model is in force) or denied.
+        """
         failed: list[Entry] = []
         for entry in (one for one in self.book.entries if one.state == "fulfilled"):
             self._purge(entry)  # a process may have died before it did; purging twice is purging once
