@@ -1,7 +1,7 @@
 """The queue of a run: deletion requests are filed, withdrawn, and served, one by one or together.
 
     file ──► requests/NUMBER-ID.json ──► serve: what was begun, else what was asked first, at the model in force
-                                            ├── gate passes ─► fulfilled: its model is in force, by its place in the order
+                                            ├── gate passes ─► fulfilled: its model is in force, at its place
                                             ├── nothing left ► fulfilled too: its rows had left before, no model is made
                                             ├── gate refuses, or it fails ► denied: the old model stays in force
                                             ├── no answers  ─► put off: open again, the next is served
