@@ -340,7 +340,7 @@ class Evaluator:
         return flags is not None and bool(flags[rows.to(flags.device)].any())
 
     def _taken_out(self, scoped: Scope) -> list[Tensor]:
-        """The rows that each request takes out itself: those that had not left before it; none of deleted data."""
+        """The rows that each request takes out itself, which had not left before; none of deleted data."""
         found, gone = [], self._forget[:0]
         for request in self._requests:
             rows = _marked(scoped, [request])

@@ -123,7 +123,7 @@ class RequestOptions:
         return config.model_copy(update=changed) if changed else config
 
     def tuned_retrain(self, config: Config) -> tuple[RequestOptions, int]:
-        """What `unfed forget` does if no method is named: these options with Retrain's recipe, and its rounds.
+        """What `unfed forget` does without a method: these options, with Retrain's recipe and rounds.
 
         One cycle over a tenth of the training's rounds (at least 6), three local epochs; the peak is chosen by short
         trials on validation rows. Where a recipe is given, in the request or in Retrain's own table, that one holds.
