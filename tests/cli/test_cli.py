@@ -172,7 +172,10 @@ def test_status_takes_a_line_per_request_and_shows_one_with_its_gate(
     assert "1 earlier request, settled:" in " ".join(out.split())
     one = unfed("status", done, "--request", "client-2")[1]
     assert "0/client-2/ft" in one and "gate: utility" in one and "client-3:" not in one and "0/r1/not" not in one
-    code, _, err = unfed("status", done, "--request", "nobody")
+    value = json.loads(unfed("status", done, "--request", "client-2", "--json")[1])
+    assert [one["id"] for one in value["requests"]] == ["client-2"]
+    assert [job["job"] for job in value["jobs"]] == ["0/client-2/ft"]
+    code, _, err = unfed("status", done, "--request", "nobody", "--json")
     assert code == 2 and "There is no request 'nobody'" in err
 
 

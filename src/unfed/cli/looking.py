@@ -49,25 +49,28 @@ def status(
     found = status_of(opened)
     due = due_dates(opened.folder.path)
     requests = tuple(one.model_copy(update={"expected_by": due.get(one.id)}) for one in found.requests)
+    if request is not None:
+        if request not in {one.id for one in requests}:
+            raise UnfedError(f"There is no request {request!r} in {run}; `unfed status {run} --json` lists all.")
+        requests = tuple(one for one in requests if one.id == request)
+        found = replace(found, jobs=tuple(job for job in found.jobs if job.request == request))
     found = replace(found, requests=requests)
     if as_json:
         echo_json(found.to_json())
         return
-    if request is not None and request not in {one.id for one in requests}:
-        raise UnfedError(f"There is no request {request!r} in {run}; `unfed status {run} --json` lists all.")
     stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found.state}")
     words, settled = words_of(opened.description), [one.id for one in requests if one.state in SETTLED]
     rows = [
         (job.job, f"{job.round}/{job.rounds}", percent(job.test), percent(job.forget), words.said(job.state))
         for job in found.jobs
-        if (job.request == request if request else job.request not in settled)
+        if request or job.request not in settled
     ]
     print_table(("job", words.unit, "test", "forget", "state"), rows, (words.unit, "test", "forget"))
     hidden = set(settled[:-SCREEN])
     for one in requests:
-        if one.id == request if request else one.id not in hidden:
+        if one.id not in hidden:
             stdout.print(request_line(one) + (gate_in_short(one.gate) if request else ""), soft_wrap=True)
-    if hidden and not request:
+    if hidden:
         say(f"{counted(len(hidden), 'earlier request')}, settled: `--request ID` shows one, `--json` all.")
     for model in found.in_force:
         of = f" (seed {model.job.seed})" if len(found.in_force) > 1 else ""
