@@ -155,7 +155,7 @@ def trained_base(name: str, file: Path, device: str) -> None:
     texts = docstrings(size.length, 0.01 if name == "tiny" else 3).to(device)
     torch.manual_seed(0)
     model = LanguageModel(size).to(device)
-    rule = torch.optim.AdamW(model.parameters(), 3e-3 * math.sqrt(64 / size.width))
+    rule = torch.optim.AdamW(model.parameters(), 3e-3 * 64 / size.width)
     for step in range(size.steps):
         some = texts[torch.randint(len(texts), (48,), device=device)]
         loss = F.cross_entropy(model(some)[:, :-1].flatten(0, 1), some[:, 1:].flatten())

@@ -256,3 +256,17 @@ def test_an_option_that_was_asked_for_wins(monkeypatch: pytest.MonkeyPatch) -> N
     norm = nn.LayerNorm(4)
     module = make_fx(lambda x: torch.autograd.grad(norm(x).sum(), list(norm.parameters())))(torch.ones(2, 4))
     assert recorded.options_for(module)["triton.mix_order_reduction"] is True
+
+
+def test_the_compilers_workers_are_not_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    monkeypatch.setattr(config, "quiesce_async_compile_pool", True)
+    recorded.inductor(make_fx(lambda x: x + 1)(torch.ones(2)), [])
+    monkeypatch.setattr(config, "compile_threads", 2)
+    pool = AsyncCompile.process_pool.__wrapped__()
+    try:
+        assert pool.timer is None  # what would put them to sleep after a minute
+    finally:
+        pool.shutdown()

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import shutil
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from html import unescape
@@ -335,14 +336,25 @@ def test_the_name_of_a_method_cannot_write_into_the_page(made: Path) -> None:
     assert "<script>alert" not in scorecards.page(results)
 
 
-def test_the_published_ranking_shows_the_published_results() -> None:
-    results = read_results([ROOT / "results/bench/small"])
-    text = unescape((ROOT / "docs/bench/small.html").read_text())
-    assert {one.method for one in results} == {*METHODS} and results[0].protocol == read_protocol("small")[1]
+CIFAR10 = ("retrain", "federaser", "ft", "led", "mode", "not", "sealed")
+
+
+@pytest.mark.parametrize(("suite", "methods"), [("small", METHODS), ("cifar10", CIFAR10)], ids=["small", "cifar10"])
+def test_the_published_ranking_shows_the_published_results(suite: str, methods: Iterable[str]) -> None:
+    results = read_results([ROOT / f"results/bench/{suite}"])
+    text = unescape((ROOT / f"docs/bench/{suite}.html").read_text())
+    assert {one.method for one in results} == {*methods} and results[0].protocol == read_protocol(suite)[1]
     for scenario in scorecards.scenarios(results):
         for one, card in scorecards.served(results, scenario):
             row = "".join(f"<td>{cell}</td>" for cell in cells(one, card))
-            assert row in text, f"make it again: unfed bench results/bench/small --page ({one.title}, {scenario})"
+            assert row in text, f"make it again: unfed bench results/bench/{suite} --page ({one.title}, {scenario})"
+
+
+def test_the_page_on_the_benchmark_quotes_the_published_results() -> None:
+    results = read_results([ROOT / "results/bench/cifar10"])
+    text = (ROOT / "docs/how-to/bench.md").read_text().replace("−", "-")
+    for one, card in scorecards.served(results, "iid, client"):
+        assert f"| {one.title} | {card.cost.rounds:.1f} | {card.lasts.difference.value:.1f} " in text, one.title
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ class BenchCost(JsonRecord):
     comm_bytes: Number
     flops: float | str
     seconds: Number
-    stored_bytes: Number
 
 
 class Scorecard(JsonRecord):

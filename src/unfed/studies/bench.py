@@ -627,7 +627,6 @@ def _costs(models: Sequence[JudgedModel]) -> dict[str, Any]:
         "rounds": float(np.mean([one.round for one in models])),
         **{name: mean([one.cost[name] for one in models]) for name in ("comm_bytes", "flops")},
         "seconds": float(np.mean([one.seconds for one in models])),
-        "stored_bytes": mean([one.cost["stored_server_bytes"] for one in models]),
     }
 
 

@@ -98,7 +98,14 @@ def dials(rule: Term) -> dict[str, float]:
 
 
 def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """PyTorch's compiler, with static shapes and without graphs of its own."""
+    """PyTorch's compiler, with static shapes and without graphs of its own.
+
+    Its worker processes stay: put to sleep after a minute and woken again, they can hang for ever (pytorch#176968).
+    """
+    from torch._inductor import config
+
+    if hasattr(config, "quiesce_async_compile_pool"):  # since PyTorch 2.8
+        config.quiesce_async_compile_pool = False
     return torch.compile(module, fullgraph=True, dynamic=False, options=options_for(module))
 
 
