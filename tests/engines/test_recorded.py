@@ -265,7 +265,7 @@ def test_the_compilers_workers_are_not_put_to_sleep(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(config, "quiesce_async_compile_pool", True)
     recorded.inductor(make_fx(lambda x: x + 1)(torch.ones(2)), [])
     monkeypatch.setattr(config, "compile_threads", 2)
-    pool = AsyncCompile.process_pool.__wrapped__()
+    pool: Any = AsyncCompile.process_pool.__wrapped__()
     try:
         assert pool.timer is None  # what would put them to sleep after a minute
     finally:
