@@ -36,6 +36,8 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site/index.html").exists()
+    page = (tmp_path / "site/equations/index.html").read_text()
+    assert page.count("<tr>") > 60 and 'class="filter"' in page and "filter.js" in page  # the CSV file as a table
 
 
 def test_the_tutorials_config_is_valid() -> None:

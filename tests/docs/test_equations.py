@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import inspect
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/equations.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "docs/equations.csv").read_text(encoding="utf-8")
 NUMBERED = re.compile(r"\b(Eq\.|Theorem|Definition|Lemma|Algorithm) (\d+)(?:–(\d+))?")
 TARGET = re.compile(r"`((?:unfed|theorems)[\w.]*):([\w.]+)`")
 
@@ -25,13 +26,11 @@ def labels(text: str) -> list[str]:
 
 
 def rows() -> Iterator[tuple[list[str], list[tuple[str, str]]]]:
-    """The names of each row of each table, and its targets."""
-    for line in PAGE.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if not line.startswith("| ") or cells[0] in ("number", "name", "lines"):
-            continue
-        numbered = ["Algorithm 1"] if cells[0].startswith("Algorithm 1") else labels(cells[0])
-        yield numbered or [cells[0]], TARGET.findall(cells[-1])
+    """The names of each row of the table, and its targets."""
+    for row in csv.DictReader(TABLE.splitlines()):
+        number = row["number"]
+        numbered = ["Algorithm 1"] if number.startswith("Algorithm 1") else labels(number)
+        yield numbered or [number], TARGET.findall(row["in the code"])
 
 
 PAIRS = sorted({(name, *target) for names, targets in rows() for name in names for target in targets})
@@ -90,7 +89,8 @@ def test_no_number_of_the_paper_is_missing_and_none_stands_twice() -> None:
 
 
 def test_only_steps_of_proofs_have_no_code() -> None:
-    proofs = set(labels(PAGE.partition("## Steps of proofs")[2].partition("## What holds")[0]))
+    steps = [row for row in csv.DictReader(TABLE.splitlines()) if row["what it says"].startswith("a step in the proof")]
+    proofs = {name for row in steps for name in labels(row["number"])}
     bare = {name for names, targets in rows() for name in names if not targets}
     assert bare <= proofs
 
