@@ -27,7 +27,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
 
+from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.purge import purge
@@ -332,6 +334,15 @@ def test_it_listens_on_loopback_only_and_a_public_name_needs_a_token() -> None:
     behind = Address(names=("Requests.example.org",)).rules(frozenset({b"x"}))
     assert "requests.example.org" in behind.hosts
     assert Address("::1").loopback and Address("127.8.8.8").loopback and not Address("10.0.0.1").loopback
+
+
+def test_the_service_takes_the_method_that_forget_takes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desks: list[Intake] = []
+    monkeypatch.setattr("unfed.trust.service.service", lambda intake, *_: desks.append(intake))
+    monkeypatch.setattr(Listener, "listen", lambda _: desks[0].submit(asked("1")))
+    assert CliRunner().invoke(app, ["serve", str(home / "run"), "--port", "0"], catch_exceptions=False).exit_code == 0
+    (entry,) = [one for one in Run.open(home / "run").folder.book().entries if one.request.clients == ("1",)]
+    assert entry.method == "retrain"
 
 
 def test_tokens_lie_in_a_file_of_their_own(tmp_path: Path) -> None:

@@ -392,8 +392,8 @@ def serve(
         Path | None, where("A file of tokens, one a line; made if it is not there.", metavar="FILE")
     ] = None,
     largest: Annotated[int, where("Bytes that a call may send.", metavar="BYTES", min=1024)] = 1 << 20,
-    method: Annotated[str, how("The method that serves what comes in.")] = "sealed",
-    until: Annotated[str, how("`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
+    method: Annotated[str | None, how("The method; default: as `unfed forget`.")] = None,
+    until: Annotated[str | None, how("`recovered`, `forgotten`, rounds, or `recovered,40`; default likewise.")] = None,
     together: Annotated[
         bool, how("Requests that wait at the same time share one recovery, if they can.", "--together")
     ] = False,
