@@ -33,6 +33,7 @@ def per_round(line: dict[str, Any]) -> dict[str, float]:
         "own_cpu_ms": 1000 * line["own_cpu_s"] / rounds,
         "grid_cpu_ms": 1000 * line["grid_cpu_s"] / rounds,
         "wall_s": line["wall_s"] / rounds,
+        "memory_mb": line["memory_mb"],
         "megabytes": (sum(line["bytes"].values()) - asked["bytes"]) / rounds / 1e6,
         "messages": (sum(line["messages"].values()) - asked["messages"]) / rounds,
         "question_bytes_once": asked["bytes"],
@@ -44,7 +45,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     for name in ("FedAvg", "Unlearn"):
         rows = [per_round(line) for line in lines if line["strategy"] == name]
         found[name] = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    for key in ("own_cpu_ms", "megabytes", "wall_s"):
+    for key in ("own_cpu_ms", "megabytes", "memory_mb", "wall_s"):
         pairs: dict[int, dict[str, float]] = {}
         for line in lines:
             pairs.setdefault(line["pair"], {})[line["strategy"]] = per_round(line)[key]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("first_run", "own_model", "language_model")
+NAMES = ("first_run", "own_model", "language_model", "flower_app")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 NEAR = 6.0
 """Points by which another machine's numbers may differ; the examples' test sets have hundreds of rows."""
@@ -80,8 +80,20 @@ def _run(text: str, space: dict[str, Any]) -> Given:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(tree, "<cell>", "exec"), space)
         value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), space) if last else None
-    svg = value._repr_svg_() if hasattr(value, "_repr_svg_") else ""
+    svg = value._repr_svg_() if hasattr(value, "_repr_svg_") else _drawn()
     return Given(out.getvalue(), "" if value is None or svg or isinstance(value, str) else repr(value), svg)
+
+
+def _drawn() -> str:
+    """What pyplot holds at the end of a cell, which a notebook shows."""
+    plt: Any = sys.modules.get("matplotlib.pyplot")
+    if plt is None or not plt.get_fignums():
+        return ""
+    out = io.StringIO()
+    with plt.rc_context({"svg.hashsalt": "unfed", "svg.fonttype": "none"}):
+        plt.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close("all")
+    return out.getvalue()
 
 
 def notebook(script: Sequence[Cell], given: Sequence[Given], where: str) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 Seconds are those that the strategy computes (CPU time of its thread without the time inside the grid, which waits and
 moves bytes); bytes are of the messages as Flower packs them, to and from the nodes. The question who a node is is
-counted apart: it is asked once per run.
+counted apart: it is asked once per run. Memory is what the process of the server app holds at most, above what it held.
 """
 
 import json
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,12 @@ SHAPES = {  # the network of Flower's PyTorch quickstart: 62,006 numbers
 }
 
 app = ServerApp()
+
+
+def held(what: str) -> float:
+    """Megabytes of this process: `VmRSS` now, or `VmHWM` at most since its mark was taken away."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024 / 1e6
 
 
 class Counted(Grid):
@@ -95,9 +103,10 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.5)
     drawn = np.random.default_rng(0)
     arrays = ArrayRecord({name: Array(drawn.standard_normal(s).astype("float32")) for name, s in SHAPES.items()})
+    leaver = node_with(partition_id=0, num_partitions=nodes)
     makers = {
         "FedAvg": FedAvg,
-        "Unlearn": lambda: Unlearn(FedAvg, negate_arrays("conv1.weight"), node_with(partition_id=0), ledger=None),
+        "Unlearn": lambda: Unlearn(FedAvg, negate_arrays("conv1.weight"), leaver, f"{tempfile.mkdtemp()}/ledger"),
     }
     if said["warm"]:
         FedAvg().start(grid, arrays, num_rounds=1)  # the simulator starts its processes once, which is not counted
@@ -106,9 +115,11 @@ def main(grid: Grid, context: Context) -> None:
             order = list(makers) if pair % 2 == 0 else list(makers)[::-1]
             for name in order:
                 counted, strategy, wall = Counted(grid), makers[name](), time.perf_counter()
-                began = time.thread_time()
+                Path("/proc/self/clear_refs").write_text("5")
+                began, before = time.thread_time(), held("VmRSS")
                 strategy.start(counted, arrays, num_rounds=rounds, timeout=float(said["timeout"]))
                 own = time.thread_time() - began - counted.cpu
                 line = {"strategy": name, "pair": pair, "rounds": rounds, "own_cpu_s": own, "grid_cpu_s": counted.cpu}
                 line |= {"wall_s": time.perf_counter() - wall, "bytes": counted.bytes, "messages": counted.messages}
+                line |= {"memory_mb": held("VmHWM") - before, "memory_before_mb": before}
                 print(json.dumps(line), file=out, flush=True)

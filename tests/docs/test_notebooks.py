@@ -66,6 +66,14 @@ def test_what_is_kept_is_what_the_cells_give_today(name: str) -> None:
     assert notebooks.check(name) == []
 
 
+def test_a_figure_of_pyplot_is_kept_once_and_always_as_the_same_bytes() -> None:
+    script = [Cell("code", "import matplotlib.pyplot as plt\n\nlines = plt.plot([1, 2])"), Cell("code", "x = 1")]
+    drawn, after = notebooks.executed(script)
+    assert "<svg" in drawn.svg and not drawn.value
+    assert after == Given(), "a figure belongs to the cell that drew it"
+    assert notebooks.executed(script) == [drawn, after]
+
+
 def test_cells_are_run_and_what_they_give_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = notebooks.cells(SCRIPT)
     assert script[0] == Cell("markdown", "# Words\n\nmore of them")

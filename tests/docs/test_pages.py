@@ -43,6 +43,7 @@ RUN_BY = {
     "docs/nvflare.md": "nvflare/test_nvflare_unlearn.py::test_the_lines_of_the_pages_run",
     "docs/methods/led.md": "flower/test_flower_led.py::test_the_lines_of_the_page_run",
     "docs/notebooks/language-model.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
+    "docs/notebooks/flower-app.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/first-run.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/own-model.md": "docs/test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/tutorial/ten-minutes.md": "docs/test_product_docs.py::test_the_tutorials_client_is_forgotten",
