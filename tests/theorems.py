@@ -1,7 +1,7 @@
 """The paper's theorems, lemmas and constants as small functions: what they say, what holds, what was seen to fail.
 
-`tests/analysis/test_theory.py` tries them; `docs/equations.csv` lists every equation with its function. What users check
-on their own models is in `unfed.analysis.theory`.
+`tests/analysis/test_theory.py` tries them; `docs/equations.csv` lists every equation with its function. What users
+check on their own models is in `unfed.analysis.theory`.
 
 How far a ReLU's answers y₀ can move, Lemma 1 and Lemma 2:
 

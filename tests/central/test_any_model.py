@@ -427,6 +427,11 @@ def test_adam_and_adamw_are_pytorchs(rule: Rule, kind: Any) -> None:
     assert torch.allclose(params["w"], weight, rtol=0, atol=1e-12)
 
 
+def test_adamw_without_a_rate_takes_one_of_its_own() -> None:
+    bare, said = (call(made(), (TOKENS, Y), optimiser="adamw", lr=rate).model for rate in (None, 1e-3))
+    assert same(bare, said)
+
+
 def test_a_call_can_take_adamw_and_refuses_what_is_unknown() -> None:
     results = [call(made(), (TOKENS, Y), optimiser=rule, lr=0.01).model for rule in ("sgd", "adam", "adamw")]
     assert not same(results[0], results[1]) and not same(results[1], results[2])

@@ -93,7 +93,7 @@ def unlearn(
         method: not, ft, randl, ga, badt, l1-sparse, ssd, salun, sealed, led or retrain, or a subclass of `Method`.
             Default: not, with a warning that it can be undone.
         epochs: The budget. Default: the paper's 50 (NoT: 10, or 200 steps if that is more).
-        lr: The first learning rate. Default: a cosine from 0.01 to 1e-4 (NoT: 0.1 to 1e-5).
+        lr: The first learning rate. Default: a cosine from 0.01 to 1e-4 (NoT: 0.1 to 1e-5; adam and adamw: from 1e-3).
         batch: Rows per step.
         momentum: SGD's momentum.
         decay: Weight decay.
@@ -127,7 +127,8 @@ def unlearn(
     again = (
         None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
     )
-    steps = Steps(optimiser, lr, batch, momentum, decay, clip)
+    rate = 1e-3 if lr is None and optimiser != "sgd" else lr
+    steps = Steps(optimiser, rate, batch, momentum, decay, clip)
     wanted = Wanted(known_as(method), epochs, len(given.retain), steps, seed, again, evaluate_every, options)
     config = _config(model, wanted, device)
     built = config.methods.build()
