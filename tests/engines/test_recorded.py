@@ -80,7 +80,7 @@ def test_phases_that_differ_in_their_view_alone_are_recorded_once(monkeypatch: p
         return module
 
     monkeypatch.setattr(recorded, "compiler", look)
-    clients, made = federation(scheme="dirichlet"), model("mlp")
+    clients, made = federation((9, 17)), model("mlp")
     seen = []
     for view in ("retain", "all", "retain"):
         assert_recorded(plan_of(replace(BASE, view=view)), clients, made)
@@ -113,7 +113,7 @@ def test_the_compiler_is_given_a_step_without_constants(stamped: bool, monkeypat
         return module
 
     monkeypatch.setattr(recorded, "compiler", look)
-    clients, (template, params) = federation((9, 17), augment=True), model()
+    clients, (template, params) = federation((9, 17), augment=True), model("mlp" if stamped else "cnn-tiny")
     clients = poisoned(clients) if stamped else clients
     list(Batched(template, clients, compile=True).train(plan_of(BASE), params, ["0", "1"], {}))
     assert seen and all(operations(module) == {"placeholder", "call_function", "output"} for module, _ in seen)

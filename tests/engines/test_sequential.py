@@ -58,7 +58,7 @@ MANIFOLD = {"guided", "random_label", "bad_teacher"}  # marks and a model, draws
 
 @pytest.mark.parametrize("objective", [*sorted(MANIFOLD), *slow(*sorted(OBJECTIVES.keys() - MANIFOLD))])
 def test_every_objective_is_the_same_replayed(objective: str) -> None:
-    network = "cnn-tiny-dropout" if objective in MANIFOLD else "mlp"
+    network = "cnn-tiny-dropout" if objective == "guided" else "mlp"
     context = {name: another(20 + i, name=network) for i, name in enumerate(CONTEXTS.get(objective, ()))}
     phase = replace(BASE, objective=term(objective), view="all")
     assert_replayed(plan_of(phase), federation((13,)), model(network), context)  # a full batch and a smaller one
@@ -66,7 +66,7 @@ def test_every_objective_is_the_same_replayed(objective: str) -> None:
 
 @pytest.mark.slow
 # One row; a full batch; a row that joins the batch before it; a smaller last batch; three batches; two rows.
-@pytest.mark.parametrize("name", ["cnn-tiny-bn", "vit-tiny", "cnn-tiny-dropout"])
+@pytest.mark.parametrize("name", ["cnn-tiny-bn", "vit-tiny"])  # dropout is drawn with the objective `guided` above
 def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
     clients = federation((1, 8, 9, 13, 24, 2), augment=True)
     assert_replayed(plan_of(replace(BASE, epochs=2)), clients, model(name))
@@ -91,8 +91,8 @@ def test_several_phases_share_their_moments_replayed() -> None:
 )
 def test_every_rule_that_can_be_recorded_is_the_same_replayed(phase: Phase) -> None:
     clients = federation((10, 13))
-    context = {"last": PerClient({name: another(5 + i) for i, name in enumerate(clients)})}
-    assert_replayed(plan_of(phase), clients, model(), context)
+    context = {"last": PerClient({name: another(5 + i, name="mlp") for i, name in enumerate(clients)})}
+    assert_replayed(plan_of(phase), clients, model("mlp"), context)
 
 
 def test_what_cannot_be_recorded_goes_through_the_reference() -> None:
@@ -181,7 +181,7 @@ def test_a_recorded_step_has_no_sum_whose_factor_the_compiler_would_lose(
         return module
 
     monkeypatch.setattr(recorded, "compiler", look)
-    clients, (template, params) = federation((8,)), model("vit-tiny")
+    clients, (template, params) = federation((8,)), model("vit-tiny" if rule == "sgd" else "mlp")
     phase = BASE.with_optimiser(rule=rule)
     list(Sequential(template, clients, compile=True).train(plan_of(phase), params, ["0"], {}))
     assert found and not any("alpha" in options for options in found)
