@@ -344,7 +344,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["sealed", *slow("led")])
+@pytest.mark.parametrize("method", ["sealed", *slow("retrain", "led")])
 def test_five_requests_in_a_row_stay_forgotten(five: Path, tmp_path: Path, method: str) -> None:
     run = Run.open(shutil.copytree(five, tmp_path / "run"))
     planted = number(run.lines()[-1]["backdoor"])

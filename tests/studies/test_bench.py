@@ -7,6 +7,7 @@ import inspect
 import json
 import shutil
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -29,7 +30,7 @@ from unfed.report.drawing import Picture
 from unfed.report.scorecards import BenchResult, NotServed, Scorecard, cells, front, read_results
 from unfed.runs.simulated import simulated
 from unfed.studies.bench import Benchmark, Scenario, UtilityLooks, bench, mean, probes, read_protocol, worst
-from unfed.studies.grid import quiet
+from unfed.studies.grid import on_ray, quiet
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
@@ -467,10 +468,17 @@ def test_a_probe_looks_at_what_left(made: Path, tmp_path: Path) -> None:
     assert list(probes(rows, params, params, known, 0.01)) == ["as it is", "stitched", "relearnt"]
 
 
-def test_several_processes_make_the_same_cards(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_several_processes_make_the_same_cards(
+    made: Path, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "out"
     work = Benchmark.of(str(made / "tiny.json"), ["ssd"], folder, device="cpu")
-    assert [one.method for one in bench(work, jobs=2)] == ["retrain", "ssd"]
+    if workers == "ray":
+        pytest.importorskip("ray", reason="needs unfed[simulation]")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with on_ray(2) if workers == "ray" else nullcontext(2) as jobs:
+        assert [one.method for one in bench(work, jobs=jobs)] == ["retrain", "ssd"]
     for name in ("retrain", "ssd"):
         ours, theirs = (
             storage.read_json(out / "work/iid/client" / f"{name}.json", "card") for out in (folder, made / "out")
