@@ -86,6 +86,13 @@ def test_a_request_that_was_denied_waits_for_no_model() -> None:
     assert "the model that was tried is right on 40.0 % of its data" in text
 
 
+def test_what_was_served_stands_before_what_was_only_compared() -> None:
+    info, lines = asked({"state": "fulfilled", "method": "retrain"}, ("retrain",))
+    info["requests"] = [{"id": "tried", "clients": ["1"]}, *info["requests"]]
+    text = Page(render(info, lines)).text
+    assert text.index("What happened") < text.index("taken out by Retrain") < text.index("Only compared")
+
+
 def test_one_round_is_one_round() -> None:
     run, lines = fake_run(methods=("not",), rounds=1)
     run["requests"][0] |= FULFILLED

@@ -278,9 +278,10 @@ def render(run: RunInfo, lines: Sequence[Line], *, rule: str = "last") -> str:
     """
     named(rule)
     by_rule = {name: rows(lines, name, recovered_within=run.recovered_within) for name in RULES}
+    served_first = sorted(asked(run, lines).values(), key=lambda one: one.state is None)  # then what was only compared
     parts = [
         request_part(run, index, request, {n: _of(found, request.id) for n, found in by_rule.items()}, lines, rule)
-        for index, request in enumerate(asked(run, lines).values())
+        for index, request in enumerate(served_first)
     ]
     measured, words = [part for part in parts if part.tables["last"].body], words_of(run)
     seeds = seeds_of(run, lines)
