@@ -188,6 +188,7 @@ def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_
         "not proven: the signed request was purged",
         "not proven: the proof was purged with the client's pseudonym",
     ]
+    assert found.recommendation == "Accept, if the evidence made before the purge asked for deletion only."
 
 
 def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:

@@ -72,18 +72,22 @@ def _decision(shown: Shown, found: Any) -> list[tuple[str, str]]:
 
 
 def _recommendation(shown: Shown, found: Any) -> str:
-    """Reject what the operator's own checks speak against; ask for what is missing; else accept."""
+    """Reject what the operator's own checks speak against; ask for what is missing; else accept.
+
+    A purge takes proofs and numbers along with the data; the evidence made before it has them.
+    """
     checks = {one["name"]: one["verdict"] for one in found["gate"].get("checks", [])}
     forget, test = found["measured"]["forget"], found["measured"]["test"]
     if checks.get("forgotten") == "failed":
         return "Reject: the operator's own check says that the data is not forgotten."
     if found["gate"].get("accepted") is not None:
         return "Reject: the model failed the operator's own checks and was put in force all the same."
-    asks = [] if shown.asked[0] else ["a request that the client signed"]
-    if found["request"]["kind"] == "client" and not shown.absent[0]:
+    purged = shown.asked[1] == verifier.REQUEST_PURGED or shown.absent[1] == verifier.PROOF_PURGED
+    asks = [] if shown.asked[0] or purged else ["a request that the client signed"]
+    if found["request"]["kind"] == "client" and not (shown.absent[0] or purged):
         asks.append("proof that the client trained in no later round")
     if not all(is_measured(one) for one in (forget.get("before"), forget["value"], test.get("before"), test["value"])):
-        asks.append("accuracy before, after and on unseen rows")
+        asks += [] if purged else ["accuracy before, after and on unseen rows"]
     else:
         low, high = (
             one["interval"] if isinstance(one["interval"], list) else [one["value"]] * 2 for one in (forget, test)
@@ -94,7 +98,9 @@ def _recommendation(shown: Shown, found: Any) -> str:
             asks.append(f"more recovery: test accuracy fell from {test['before']:.1f} to {test['value']:.1f} %")
     if held := _held(found):
         asks.append(f"deletion of the {held} {'file' if held == 1 else 'files'} that still carry the data")
-    return f"Ask for {'; '.join(asks)}." if asks else "Accept."
+    if asks:
+        return f"Ask for {'; '.join(asks)}."
+    return "Accept, if the evidence made before the purge asked for deletion only." if purged else "Accept."
 
 
 def _checklist(shown: Shown, found: Any) -> Iterator[tuple[bool, str]]:

@@ -51,6 +51,8 @@ NOT_SHOWN = (
     "That key and pseudonym are the client's own: the operator says so. Compare them with the client's own copies.",
 )
 """What no bundle shows, whatever it says."""
+REQUEST_PURGED = "the signed request was purged"
+PROOF_PURGED = "the proof was purged with the client's pseudonym"
 
 
 class NotVerified(Exception):
@@ -496,7 +498,7 @@ def from_log(log: LogCopy, said: Any, model: str, found: Shown) -> Shown:
             [f"{who[0].upper()}{who[1:]}."] if asked else []
         )
     elif log.about(request["id"], "request"):
-        who = "the signed request was purged"
+        who = REQUEST_PURGED
         hidden = "The log holds a signed request, but the bundle does not; ask for it again."
         need(log.about(request["id"], "purge"), hidden)
     absent, why = False, "the log has no round before the request with this pseudonym"
@@ -506,7 +508,7 @@ def from_log(log: LogCopy, said: Any, model: str, found: Shown) -> Shown:
         why = "the request is about rows, and the log says who trained, not on which rows"
     elif said["participation"] is None:
         why = "the bundle holds no proof of it; ask the operator why"
-        why = "the proof was purged with the client's pseudonym" if log.about(request["id"], "purge") else why
+        why = PROOF_PURGED if log.about(request["id"], "purge") else why
     else:
         each = list(participation(log, came, said["participation"], request, answer))
         proven, absent = [*proven, *(noted for _, noted in each)], all(shown for shown, _ in each)
