@@ -10,11 +10,15 @@ Evaluation, start and saving are no rounds and are not in here.
 from __future__ import annotations
 
 import argparse
+import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from unfed.paper import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import paper_record as record
+
 from unfed.report.tables import name_of
 
 HEAD = "| Job | seconds | before round 1 | first stretch, beyond the median one | median round, ms |"

@@ -16,13 +16,17 @@ The paper's number of rounds is its bytes over Retrain's, times ours: an inferen
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import paper_record as record
+
 from unfed.measures.metrics import GAP_METRICS
 from unfed.measures.trajectory import Line
-from unfed.paper import record
 from unfed.paper.items import published
 from unfed.report import rows
 from unfed.report.rules import trajectories

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import paper_record as record
+
 from unfed.cli.options import watched_until
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.paper import record
 from unfed.paper.build import refuse_revised
 from unfed.requests.entry import now
 from unfed.runs.progress import OutOfTime, Watch

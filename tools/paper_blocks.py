@@ -24,6 +24,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import paper_analyses as analyses
+import paper_record as record
 from paper_block import block, kept_so_far, opened
 from paper_together import gathered, together
 
@@ -32,7 +34,6 @@ from unfed.config.config import Config
 from unfed.data.fetch.catalogue import CATALOGUE
 from unfed.data.fetch.roots import find
 from unfed.errors import UnfedError, listed, nearest
-from unfed.paper import analyses, record
 from unfed.paper.items import Item
 from unfed.paper.items import chosen as chosen_items
 from unfed.paper.views import VIEWS

@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import paper_analyses as analyses
+import paper_record as record
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from paper_block import block, kept_so_far, opened
@@ -44,7 +46,7 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.measures.metrics import COLUMNS, GAP_METRICS
 from unfed.measures.trajectory import Line
-from unfed.paper import analyses, record, verdict
+from unfed.paper import verdict
 from unfed.paper.items import Item, Spec, chosen, items, published
 from unfed.paper.pictures import light_colour
 from unfed.paper.views import VIEWS, results
@@ -209,7 +211,10 @@ Map = dict[str, Any]
 
 def page(folder: Path) -> tuple[str, dict[str, str]]:
     """The page, and the files of `results/` that it links to: the map, and every item's numbers."""
-    kept, looked = {path.name: record.read(path) for path in sorted(folder.glob("*.json"))}, analyses.all_in(folder)
+    kept, looked = (
+        {path.name: record.read(path) for path in sorted(folder.glob("*.json"))},
+        analyses.all_in(folder),
+    )
     rows, files, judged = list[Map](), dict[str, str](), list[str]()
     for item in items().values():
         analysed = VIEWS[item.view].analysis is not None

@@ -9,6 +9,7 @@ methods of an earlier run of the same seed below them, whose models are gone; wh
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from unfed.paper import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import paper_record as record
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paper_record as record
 import pytest
 
 from command_line import called
@@ -34,7 +35,6 @@ from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.study_results import of_run as of_judged
 from unfed.measures.population import store
-from unfed.paper import record
 from unfed.remote import server as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import sections, undo

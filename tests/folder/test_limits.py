@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import paper_record as record
 import pytest
 from typer.testing import CliRunner
 
@@ -27,7 +28,6 @@ from unfed.errors import UnfedError
 from unfed.folder.consistency import Prefix, file_digest
 from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
-from unfed.paper import record
 from unfed.requests.options import Until
 from unfed.runs.run import Run
 from unfed.trust import bundle, service, signing, verifier

@@ -16,11 +16,13 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import paper_analyses as analyses
+import paper_record as record
+
 import block_seconds
 import differences
 import differences_kept
 from unfed.config import revisions
-from unfed.paper import analyses, record
 from unfed.paper.items import items, published
 from unfed.paper.views import printed, results
 from unfed.paper.views.printed import where

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import paper_analyses as analyses
+import paper_record as record
 import pytest
 
 from unfed import plugins
@@ -19,7 +21,6 @@ from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.methods import State
-from unfed.paper import analyses, record
 from unfed.paper.items import Spec
 from unfed.paper.items import items as paper_items
 from unfed.paper.views import VIEWS
@@ -30,7 +31,6 @@ from unfed.runs.simulated import simulated
 from unfed.runs.together import MethodTurn
 from unfed.runs.world import World
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import paper_blocks
 import paper_together

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import paper_analyses as analyses
+import paper_record as record
 import pytest
+import reproduction
 import torch
 
 from unfed.analysis.bound import noisy_time, unlearning_time
@@ -25,7 +27,6 @@ from unfed.errors import UnfedError
 from unfed.measures.metrics import GAP_METRICS
 from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.params import Params, digests, fingerprint
-from unfed.paper import analyses, record
 from unfed.paper.build import markdown
 from unfed.paper.items import items as paper_items
 from unfed.paper.items import published
@@ -38,9 +39,6 @@ from unfed.runs.job import JobRunner
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from worlds import saved
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-import reproduction
 
 SMALL = ["training.rounds=2", "unlearning.rounds=2", "evaluation.every=1", "data.train_size=300", "data.test_size=200"]
 

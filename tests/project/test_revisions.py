@@ -10,6 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import paper_analyses as analyses
 import pytest
 
 from unfed.config import revisions
@@ -17,7 +18,6 @@ from unfed.config.config import Config
 from unfed.methods import METHODS
 from unfed.methods.sealed import drawn_from
 from unfed.model.sealing import DRAW_BYTES
-from unfed.paper import analyses
 from unfed.paper.items import items
 from unfed.paper.views import VIEWS
 from unfed.runs.run import Run

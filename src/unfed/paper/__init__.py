@@ -5,5 +5,4 @@ build         runs what an item needs, each run once, and writes the item down
 views         what an item shows of its runs: results, gaps by round, CKA, bound, spectrum
 pictures      the figures
 verdict       our value beside the paper's, and costs in the paper's units
-record        results that were kept as files; analyses: those that took models
 """

@@ -2,8 +2,8 @@
 
     results/analyses/ITEM-PRESET-KEY.json      numbers, config, revisions, versions, hardware, commit
 
-A model of a large run cannot be carried away from where it was trained, what was measured on it can. The page is made
-of the kept numbers as it would be of the run; what was revised since is refused by name, as for kept results.
+The models of a large run stay where they were trained; what was measured on them is kept. What was revised since is
+refused by name, as for kept results.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import paper_record as record
+from paper_record import SCHEMA
+
 from unfed import storage
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
-from unfed.paper import record, views
+from unfed.paper import views
 from unfed.paper.items import SCALES, Item, Spec, items
-from unfed.paper.record import SCHEMA
 from unfed.paper.views.base import Section
 from unfed.records import Plain
 from unfed.runs.run import Run

@@ -2,17 +2,9 @@
 
     results/PRESET-KEY.json      config, revisions, versions, hardware, commit, and columns per job
 
-KEY is a digest of the config without the seeds and the list of methods. Repetitions and methods that were run apart
-come together in one file, and nothing else does: a run belongs to the file whose config differs in nothing that changes
-a number, a key that was added since being at its default. A method that has been revised since is outdated, and of a
-run whose engine or evaluator has been, everything is: `current` leaves that out, `outdated` says it. Tables are made of
-the kept lines as of a run's own.
-
-Files of kept results as they are read: they may be damaged, or come from another machine.
-
-    schema ─► every field that is read, by its type ─► names that become files ─► the config
-
-What does not fit is one sentence that names the file; nothing of it is written anywhere.
+KEY is a digest of the config without its seeds and its list of methods: repetitions and methods that ran apart share
+a file, and nothing else does. `current` leaves out what was revised since, `outdated` says it. A file may be damaged or
+come from another machine, so every field is checked when it is read.
 """
 
 from __future__ import annotations
