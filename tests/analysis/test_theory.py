@@ -15,18 +15,22 @@ from test_central_methods import DIGITS, server_of, trained
 from theorems import (
     MANY,
     Relation,
+    activation_distance,
     are_coadapted,
+    asymmetry,
     chain_norm,
     compensated,
     cuts_every_chain,
     diameter,
     farthest,
     gradient_limit,
+    imbalance,
     is_grafting,
     jacobian_constant,
     jacobian_distance,
     jacobian_limit,
     jacobians,
+    lead,
     length,
     lipschitz_limit,
     maximal_chains,
@@ -40,14 +44,14 @@ from theorems import (
     redrawn_share,
     relation_of,
     steepest,
+    stochasticity,
     stretch,
     total_variation,
     wasserstein,
     without,
 )
 from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.bound import squared_gap_limit, stochasticity
-from unfed.analysis.theory import activation_distance, asymmetry, imbalance, lead
+from unfed.analysis.bound import squared_gap_limit
 from unfed.errors import UnfedError
 from unfed.model.layers import Choice
 from unfed.model.perturb import graft, negate

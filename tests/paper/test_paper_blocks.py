@@ -243,7 +243,7 @@ def test_a_block_runs_its_methods_then_its_analyses_of_which_one_that_fails_cost
     def broken(item: object, *rest: object) -> analyses.KeptAnalysis:
         if getattr(item, "id", "") == "table-7":
             raise RuntimeError("out of memory")
-        return measured(item, *rest)  # type: ignore[arg-type]
+        return measured(item, *rest)
 
     built = list[object]()
 

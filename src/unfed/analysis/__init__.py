@@ -1,11 +1,10 @@
-"""Why negation works: the paper's measurements on models that are already there.
+"""The paper's measurements on models that are already there.
 
     activations     what the layers of a model answer on some rows
     cka             how alike two models' answers are, layer by layer
     spectrum        into how few directions gradients go
     bound           a lower bound on the time that unlearning takes
     gradient_noise  the noise of mini-batches, which the bound leaves out or takes in
-    theory          Theorem 2, and what Theorem 3 rests on, checked on a model
 
 Nothing here changes a run. Whether a negated layer is still optimal is asked by a method, `unfed.methods.nr_freeze`.
 """

@@ -1,6 +1,4 @@
-"""A lower bound on the time that unlearning takes.
-
-This is Theorem 1, as the paper evaluates it for its Table 7.
+"""A lower bound on the time that unlearning takes (Theorem 1, Table 7).
 
     δ(θ) = | L_{D_r}(θ) − L_{D_u}(θ) |
 
@@ -8,29 +6,20 @@ This is Theorem 1, as the paper evaluates it for its Table 7.
     t ≥ ─────────────────────────────────────────────────────   (Eq. 2, Eq. 82)       θ⁰ = where fine-tuning starts: θ*
           Lip² · [ | L_{D_r}(θ⁰) − L_{D_r}(θ*_long) | + A ]                           for FT, for NoT the negated model
 
-Far from a minimum of L_{D_r} the bound is small: there is much loss to go down, and on the way δ can change fast. That
-is what negation buys. Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way, A the noise's share, which the paper
-finds negligible. With noise the theorem fails (below); `bound(…, corrected=True)` keeps the
-term that its proof drops. Time is learning rate × steps, divided by 1 − momentum where there is momentum.
+Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way. Time is learning rate × steps, divided by 1 − momentum. Read
+only the order of the methods from it: the paper predicts that FT costs 61, 2,800 and 500 times as much as NoT, and
+measures 1.3, 1.1 and 2.0.
 
-Only the order (NoT far below FT) should be read from it: the paper predicts that FT costs 61, 2,800 and 500 times as
-much as NoT, and measures 1.3, 1.1 and 2.0.
-
-The unlearning-time bound under noise: Theorem 5, and the term that its proof drops.
-
-For dθ = −∇L_{D_r} dt + Σ dW the paper states, with Lip the Lipschitz constant of δ:
+Under noise, dθ = −∇L_{D_r} dt + Σ dW, the paper states Theorem 5:
 
     t ≥ E(δ(θᵗ) − δ(θ⁰))² / ( Lip² [ |L_{D_r}(θ⁰) − E L_{D_r}(θᵗ)| + A ] )                                (Eq. 7)
-    A = ½ ∫₀ᵗ |Tr(Σ² ∇²L_{D_r})| ds                                                                       (Eq. 9)
+    A = ½ ∫₀ᵗ |Tr(Σ² ∇²L_{D_r})| ds
 
-Without noise (Σ = 0, A = 0) this holds. With noise it does not: the proof bounds ‖θᵗ − θ⁰‖ by the drift alone, but
-θᵗ − θ⁰ = −∫∇L ds + ∫Σ dW, and noise alone carries θ away. In the plane, with L_{D_r} = θ₁²/2 and
-L_{D_u} = L_{D_r} + √(1 + θ₂²), noise in θ₂ from the origin changes no L_{D_r} and A = 0, so Eq. 7 allows no change of
-δ at all; yet E(Δδ)² = 0.29 at t = 1. Keeping the term, by Minkowski's inequality and Itô's isometry:
+Its proof bounds ‖θᵗ − θ⁰‖ by the drift alone, but noise carries θ away too. In the plane, with L_{D_r} = θ₁²/2 and
+L_{D_u} = L_{D_r} + √(1 + θ₂²), noise in θ₂ from the origin has A = 0, so Eq. 7 allows no change of δ; yet
+E(Δδ)² = 0.29 at t = 1. With the missing term (`corrected_time`) it holds:
 
     √E(Δδ)² ≤ Lip · ( √( t · [ L_{D_r}(θ⁰) − E L_{D_r}(θᵗ) + A ] ) + √( E ∫₀ᵗ Tr(ΣΣᵀ) ds ) )
-
-Small noise, as the paper measures it, changes little of this; large noise makes the time a matter of the noise.
 """
 
 from __future__ import annotations
@@ -39,7 +28,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from torch import Tensor
 
@@ -51,17 +39,6 @@ from unfed.measures.metrics import loss_gap
 from unfed.model.functional import Flops, Template
 from unfed.model.params import Params
 from unfed.values import Value
-
-
-def stochasticity(times: Sequence[float], traces: Sequence[float]) -> float:
-    """A = ½ ∫ |Tr(Σ² ∇²L)| ds, by trapezoids between the measured traces (Eq. 9, Eq. 87)."""
-    if len(times) != len(traces) or len(times) < 2:
-        raise UnfedError(f"Give one trace per time, at least two of them, not {len(traces)} for {len(times)}.")
-    if any(later < earlier for earlier, later in pairwise(times)):
-        raise UnfedError("The times must not go back; sort the checkpoints.")
-    spans = [later - earlier for earlier, later in pairwise(times)]
-    heights = [(abs(one) + abs(other)) / 2 for one, other in pairwise(traces)]
-    return sum(span * height for span, height in zip(spans, heights, strict=True)) / 2
 
 
 def squared_gap_limit(
@@ -180,14 +157,6 @@ def corrected_time(printed: Bound, noise: Noise) -> Bound:
     return replace(printed, time=time, noise=noise.stochasticity * time)
 
 
-def recovery_time(times: Sequence[float], losses: Sequence[float], optimum: float, within: float) -> float | None:
-    """t*_ε = min {t : L(θᵗ) − L(θ*) ≤ ε}: when a recovery is over, after the fact; None if it is not."""
-    if len(times) != len(losses):
-        raise UnfedError(f"Give one loss per time, not {len(losses)} for {len(times)}.")
-    met = [time for time, loss in zip(times, losses, strict=True) if loss - optimum <= within]
-    return min(met, default=None)
-
-
 @dataclass(frozen=True)
 class Sets:
     """D_r and D_u as rows of one source, and how many of them go through the model at once."""
@@ -231,37 +200,20 @@ class BoundModels:
     """Checkpoints of the method's own run."""
 
 
-def bound(
-    template: Template,
-    sets: Sets,
-    models: BoundModels,
-    *,
-    noise: float | Noise = 0.0,
-    epsilon: float = 0.0,
-    corrected: bool = False,
-) -> Bound:
-    """The bound measured on models (Theorem 1, Eq. 2).
+def bound(template: Template, sets: Sets, models: BoundModels, *, epsilon: float = 0.0) -> Bound:
+    """The bound as the paper prints it, measured on models (Theorem 1, Eq. 2).
 
     `long` bounds the loss that can be gone down (Eq. 86), and Lip is the largest slope at the start and at the
-    checkpoints on the way (Eq. 85). As printed it takes the paper's A as a number; `corrected`, which also holds under
-    noise, takes what `unfed.analysis.gradient_noise` measures.
+    checkpoints on the way (Eq. 85).
     """
-    if corrected != isinstance(noise, Noise):
-        raise UnfedError(
-            "The corrected bound takes the noise that gradient_noise(…) measured, the printed one the number A; give"
-            " noise= to match corrected=."
-        )
     if not len(sets.retain) or not len(sets.forget):
         raise UnfedError("The bound needs rows of D_r and of D_u; it cannot be measured after D_u was deleted.")
     loss_start, forget_start = sets.losses(template, models.start)
-    steepest = max(sets.steepness(template, params) for params in (models.start, *models.on_the_way))
-    printed = unlearning_time(
+    return unlearning_time(
         sets.delta(template, models.retrained),
         loss_gap(loss_start, forget_start),
         loss_start,
         sets.losses(template, models.long)[0],
-        steepest,
-        noise=0.0 if isinstance(noise, Noise) else noise,
+        max(sets.steepness(template, params) for params in (models.start, *models.on_the_way)),
         epsilon=epsilon,
     )
-    return corrected_time(printed, noise) if isinstance(noise, Noise) else printed
