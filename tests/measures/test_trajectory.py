@@ -43,20 +43,20 @@ def test_what_says_nothing_is_left_out() -> None:
         ({"asked": [["3"]]}, "asked"),
         ({"asked": {"²": ["a"]}}, "asked"),
         ({"asked": {"3": [7]}}, "asked"),
-        ({"refused": [{"round": 1}]}, "refused"),
+        ({"refused": [{"round": 1, "client": 7, "reason": "late"}]}, "refused"),
         ({"earlier": {"r0": {}}}, "earlier"),
         ({"start": 0}, "start"),
     ],
 )
 def test_a_wrong_field_is_one_sentence_with_the_place_and_its_name(change: Any, field: Any) -> None:
     raw = {**vars(AT), "test": 90.0, **change}
-    with pytest.raises(UnfedError, match=f"^Line 7 of t.jsonl .* as its {field}, not .*; restore the file.$"):
+    with pytest.raises(UnfedError, match=rf"^Line 7 of t.jsonl has .* as its {field}.* \(.*\); restore the file.$"):
         trajectory.read(json.dumps(raw), "Line 7 of t.jsonl")
 
 
 @pytest.mark.parametrize("text", ["5", "[]", "{}", "{", "[" * 100_000, '{"seed": 1' + "0" * 5000 + "}"])
 def test_what_is_no_line_at_all_is_one_sentence(text: Any) -> None:
-    with pytest.raises(UnfedError, match="^here is damaged .*; restore the file.$"):
+    with pytest.raises(UnfedError, match="^here (is damaged|has no seed).*; restore the file.$"):
         trajectory.read(text, "here")
 
 
