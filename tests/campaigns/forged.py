@@ -87,7 +87,7 @@ def believe(data: st.DataObject, here: Path, changed: Changed, nested: Any) -> N
     trust = TrustFolder(home / "run")
     chance, new = random.Random(data.draw(st.integers(0, 2**32))), data.draw(nested)
     kind = data.draw(st.sampled_from(["answer", "checkpoint", "roster"]))
-    answer = trust.acknowledgement("leaves")
+    answer = trust.kept("acknowledgement", "leaves")
     assert answer is not None
     whole = {
         "answer": answer,

@@ -101,7 +101,7 @@ def trial(
     trust, run = TrustFolder(home / "run"), Run.open(home / "run")
     filed = {entry.request.id for entry in run.folder.book().entries}
     for name, answer in answered.items():
-        kept = trust.acknowledgement(name)
+        kept = trust.kept("acknowledgement", name)
         if name not in filed or kept is None or kept.to_bytes() != answer:
             faults.append("an acknowledged request is lost")
     again = Submitters(home, who.names)

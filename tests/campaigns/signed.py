@@ -98,7 +98,7 @@ def requests(home: Path, count: int) -> list[str]:
         value = request.value({"samples": opening.scope()}, "1", operator.id, name=name)
         value["log"] = TrustFolder(home / "run").log.origin
         (home / f"{name}.json").write_bytes(request.sign(value, key).to_bytes())
-        (home / f"{name}.opening").write_bytes(intake.opening_bytes(opening))
+        (home / f"{name}.opening").write_bytes(opening.to_bytes())
         names.append(name)
     return names
 
@@ -119,7 +119,7 @@ def lost(home: Path, names: list[str]) -> str | None:
         if found != sorted(names):
             return f"{len(found)} of {len(names)} have a leaf of the type {kind}"
     for name in names:
-        answer = trust.acknowledgement(name)
+        answer = trust.kept("acknowledgement", name)
         if answer is None or request.acknowledged(answer, [trust.operator]).expected_by == "":
             return f"{name} has no answer"
     return next(iter(faults_of(home / "run")), None)

@@ -160,8 +160,8 @@ def _ask(home: Path, name: str, scope: dict[str, Any]) -> bytes:
 def _signed(home: Path, run: Run, trust: TrustFolder) -> None:
     """What a run handed out to others, and what others hand in."""
     _ask(home, "next", {"clients": ["1"]})
-    (home / "opening.json").write_bytes(intake.opening_bytes(Opening.drawn([("1", 2), ("1", 3)])))
-    shutil.copy(trust.acknowledgement_file("more"), home / "answer.json")
+    (home / "opening.json").write_bytes(Opening.drawn([("1", 2), ("1", 3)]).to_bytes())
+    shutil.copy(trust.file("acknowledgement", "more"), home / "answer.json")
     entry = findings.served(run, "more")
     made = bundle.sign(findings.findings(run, entry), trust.key, bundle.from_log(run, entry))
     (home / "bundle.json").write_bytes(made.to_bytes())
@@ -316,7 +316,7 @@ def recorded(home: Path) -> object:
 
 
 def opening(home: Path) -> object:
-    return intake.opening_in(read_file(home / "opening.json", "opening"))
+    return Opening.from_json(signing.parsed(read_file(home / "opening.json", "opening"), "opening"))
 
 
 def results(home: Path) -> object:

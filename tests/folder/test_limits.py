@@ -30,7 +30,7 @@ from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
 from unfed.requests.options import Until
 from unfed.runs.run import Run
-from unfed.trust import bundle, service, signing, verifier
+from unfed.trust import bundle, signing, verifier
 from unfed.trust.signing import read_file
 
 
@@ -132,7 +132,6 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "bundle": lambda path: bundle.verify(path, []),
     "log": lambda path: bundle.verify(Path(__file__), [], log=path),
     "fingerprint": file_digest,
-    "tokens": service.tokens_in,
     "trajectory's prefix": lambda path: Prefix(path).digest(1),
     "a line to add to": lambda path: storage.append_line(path, "{}"),
     "data set": lambda path: roots.read_file(path, "digits"),

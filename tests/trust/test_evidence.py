@@ -344,7 +344,7 @@ def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_si
     last = [leaf for leaf in log.leaves if leaf["type"] == "round"][-1]
     members = participants.of(last["participants"]["root"])
     assert len(members) == 3
-    hashes = [merkle.leaf_hash(one) for one in members]
+    hashes = [verifier.leaf(one) for one in members]
     sides = [[place, members[place].hex(), merkle.hexed(merkle.inclusion(hashes, place))] for place in (0, 2)]
 
     def hidden(predicate: Any) -> None:
@@ -367,7 +367,7 @@ def test_what_somebody_signed_does_not_steer_a_terminal(signed: Envelope, run: R
 
 def test_a_member_is_not_absent_beside_its_own_neighbours() -> None:
     members = [bytes([number]) * 32 for number in (2, 4, 6)]
-    hashes = [merkle.leaf_hash(one) for one in members]
+    hashes = [verifier.leaf(one) for one in members]
     tree = {"size": 3, "root": merkle.root(hashes).hex()}
     sides = [[place, members[place].hex(), merkle.hexed(merkle.inclusion(hashes, place))] for place in range(3)]
     between, first, last = sides[:2], sides[:1], sides[2:]
@@ -386,7 +386,7 @@ def test_a_member_is_not_absent_beside_its_own_neighbours() -> None:
 @pytest.mark.parametrize("size", range(1, 18))
 def test_the_verifier_climbs_every_tree_to_its_root(size: int) -> None:
     leaves = [bytes([number]) for number in range(size)]
-    hashes = [merkle.leaf_hash(one) for one in leaves]
+    hashes = [verifier.leaf(one) for one in leaves]
     for place in range(size):
         path = merkle.hexed(merkle.inclusion(hashes, place))
         assert verifier.climbed(verifier.leaf(leaves[place]), place, size, path) == merkle.root(hashes)

@@ -90,7 +90,7 @@ class Forger:
             self.leaves[place]["sha256"] = digest(self.answer["request"])
         self.answer["line"] = canonical(self.leaves[place]).decode()
         start = opened(self.answer["checkpoint"])
-        hashes = [log.leaf_hash(canonical(leaf)) for leaf in self.leaves]
+        hashes = [verifier.leaf(canonical(leaf)) for leaf in self.leaves]
         if start["size"] <= len(hashes):
             start["root"] = log.root(hashes[: start["size"]]).hex()
         self.answer["checkpoint"] = signing.sign(CHECKPOINT, start, OPERATOR).to_json()
@@ -100,7 +100,7 @@ class Forger:
                 if leaf["type"] == "acknowledgement":
                     leaf["sha256"] = digest(self.said["acknowledgement"])
         lines = [canonical(leaf) for leaf in self.leaves]
-        root = log.root([log.leaf_hash(line) for line in lines]).hex()
+        root = log.root([verifier.leaf(line) for line in lines]).hex()
         end = self.end | {"size": len(lines), "root": root}
         self.said["log"] = {"leaves": [line.decode() for line in lines]}
         self.said["log"]["checkpoint"] = signing.sign(CHECKPOINT, end, OPERATOR).to_json()

@@ -18,7 +18,7 @@ from unfed.trust import bundle, logbook, request
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling, Intake
-from unfed.trust.service import Address, Listener, token_digest
+from unfed.trust.service import Listener
 from unfed.trust.signing import SigningKey
 from unfed.trust.verdict import page as officers_page
 from unfed.trust.verdict import verdict
@@ -32,7 +32,6 @@ REQUIRED = bool(os.environ.get("UNFED_REQUIRE_BROWSER"))
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and not REQUIRED, reason="there is no chromium here; apt-get install chromium"
 )
-TOKEN = "a-token-that-nobody-guesses-0123456789"
 KEYS = {str(k): SigningKey.drawn() for k in range(4)}
 OPERATOR = SigningKey.drawn()
 LOG: dict[str, str] = {}
@@ -78,9 +77,7 @@ def signed(client: str, name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def url(home: Path) -> Iterator[str]:
-    address = Address(port=0)
-    rules = address.rules(frozenset({token_digest(TOKEN)}))
-    listener = Listener(Intake(Run.open(home / "ward")), address, rules)
+    listener = Listener(Intake(Run.open(home / "ward")), port=0)
     thread = threading.Thread(target=listener.listen)
     thread.start()
     yield listener.url
@@ -97,9 +94,8 @@ def browser() -> Iterator[Browser]:
 
 
 def visit(browser: Browser, url: str, width: int = 1200, scheme: Any = "light") -> tuple[Page, list[str]]:
-    """A token is the password that the browser asks for; what the page complains about is noted."""
-    known: Any = {"username": "anyone", "password": TOKEN}
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, http_credentials=known)
+    """A page at this width, and what it complains about."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -155,19 +151,6 @@ def test_the_queue_is_whole_on_paper(browser: Browser, url: str) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
     if "UNFED_SCREENSHOT" in os.environ:
         page.pdf(path=os.environ["UNFED_SCREENSHOT"] + "-queue.pdf", format="A4")
-    page.close()
-
-
-def test_without_a_token_the_browser_shows_nothing(browser: Browser, url: str) -> None:
-    page = browser.new_page()
-    with pytest.raises(sync_api.Error, match="ERR_INVALID_AUTH_CREDENTIALS"):  # it asks for one
-        page.goto(url + "requests/r-leaves")
-    page.close()
-    wrong: Any = {"username": TOKEN, "password": "wrong"}
-    page = browser.new_page(http_credentials=wrong)
-    answer = page.goto(url + "requests/r-leaves")
-    assert answer is not None and answer.status == 401
-    assert "asks for a token" in page.inner_text("body") and "r-leaves" not in page.inner_text("body")
     page.close()
 
 

@@ -101,7 +101,7 @@ def test_a_log_cut_back_with_its_checkpoints_is_found_by_whoever_kept_one(log: L
 
 def test_a_checkpoint_of_another_key_or_another_log_does_not_count(log: Log) -> None:
     assert any("known keys" in one for one in faults(log, [SigningKey.drawn().public]))
-    foreign = Checkpoint("another", 1, "0" * 64, "2026-01-01T00:00:00Z")
+    foreign = Checkpoint(origin="another", size=1, root="0" * 64, at="2026-01-01T00:00:00Z")
     assert any("another log" in one for one in faults(log, [KEY.public], foreign))
 
 

@@ -193,7 +193,7 @@ def test_a_request_is_taken_by_the_federation_that_it_was_signed_for_and_by_no_o
     older = request.sign(value, signing.signing_key(home / "zero.key"))
     with pytest.raises(NotBelieved, match="names no federation, so any run could take it; sign it for this one"):
         hand_in(home, older)
-    path = TrustFolder(home / "run").request_file(value["agent-request-id"])
+    path = TrustFolder(home / "run").file("request", value["agent-request-id"])
     storage.write_bytes(path, older.to_bytes())  # an earlier version had begun to take it
     assert hand_in(home, older).entry.request.clients == ("0",)
 
@@ -351,7 +351,7 @@ def test_a_request_that_the_queue_refuses_is_logged_and_leaves_nothing(home: Pat
         hand_in(home, again)
     trust = TrustFolder(home / "run")
     assert [*json.loads((home / "run/trust" / logbook.REFUSED).read_text()).values()] == [{"queue": 1}]
-    assert trust.signed_request("again") is None
+    assert trust.kept("request", "again") is None
 
 
 def test_samples_leave_by_the_opening_and_neither_salt_nor_ids_are_in_the_log(home: Path) -> None:

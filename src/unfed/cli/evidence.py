@@ -136,7 +136,7 @@ def request_sign(
     from unfed import storage
     from unfed.data import SampleList
     from unfed.model.params import digests, fingerprint
-    from unfed.trust import intake, request, signing
+    from unfed.trust import request, signing
     from unfed.trust.participation import OPERATOR
 
     own, operator = signing.signing_key(key), signing.public_key(to)
@@ -159,7 +159,7 @@ def request_sign(
         plain_file(beside)
     value["log"] = _checkpoint_in(log, operator).origin
     if opening is not None:  # first: without it the request cannot be served
-        storage.deliver(beside, intake.opening_bytes(opening))
+        storage.deliver(beside, opening.to_bytes())
     storage.deliver(out, request.sign(value, own).to_bytes())
     if as_json:
         told = {"id": value["agent-request-id"], "agent": agent, "out": str(out), "expires": value["expires-at"]}
@@ -385,13 +385,7 @@ def _write_page(path: Path, verdict: "Verdict", keys: list[str], folder: "RunFol
 
 def serve(
     run: RunArgument,
-    host: Annotated[str, where("The loopback address to listen on.")] = "127.0.0.1",
     port: Annotated[int, where("The port; 0 takes a free one.", min=0, max=65535)] = 8640,
-    names: Annotated[list[str], where("The public name that your reverse proxy passes on. Repeatable.", "--name")] = [],
-    token: Annotated[
-        Path | None, where("A file of tokens, one a line; made if it is not there.", metavar="FILE")
-    ] = None,
-    largest: Annotated[int, where("Bytes that a call may send.", metavar="BYTES", min=1024)] = 1 << 20,
     method: Annotated[str | None, how("The method; default: as `unfed forget`.")] = None,
     until: Annotated[str | None, how("`recovered`, `forgotten`, rounds, or `recovered,40`; default likewise.")] = None,
     together: Annotated[
@@ -402,22 +396,17 @@ def serve(
 ) -> None:
     """Take signed requests over HTTP and show the queue.
 
-    It listens on this machine only; put a reverse proxy with TLS before it.
+    It listens on this machine only. Put a reverse proxy with TLS and passwords before it.
     """
     from unfed.requests.options import RequestOptions
     from unfed.runs.run import Run
     from unfed.trust.intake import Handling, Intake
-    from unfed.trust.service import Address, Listener, tokens_in
+    from unfed.trust.service import Listener
 
     opened = Run.open(run)
     opened.permit()
-    address = Address(host, port, tuple(names))
-    rules = address.rules(frozenset() if token is None else tokens_in(token), largest)
-    listener = Listener(
-        Intake(opened, Handling(method, until, how=RequestOptions(together=together))), address, rules, work, allow_code
-    )
-    if token is not None:
-        say(f"Callers need a token of {token}.")
+    handling = Handling(method, until, how=RequestOptions(together=together))
+    listener = Listener(Intake(opened, handling), port, work, allow_code)
     say(f"Serving {run} at {listener.url}; Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):  # the way in which a service is ended
         listener.listen()
@@ -439,13 +428,13 @@ def received(
     """
     from unfed.trust import intake, request
     from unfed.trust.folder import TrustFolder
-    from unfed.trust.signing import read_file
+    from unfed.trust.signing import parsed, read_file
 
-    opened = None if opening is None else intake.opening_in(read_file(opening, "opening"))
+    opened = None if opening is None else request.Opening.from_json(parsed(read_file(opening, "opening"), "opening"))
     taken = intake.receive(run, read_file(signed, "request"), opened, intake.Handling(*handling))
     trust, name = TrustFolder(run.folder.path), taken.entry.request.id
     due = request.acknowledged(taken.acknowledgement, [trust.operator]).expected_by
-    answer = trust.acknowledgement_file(name)
+    answer = trust.file("acknowledgement", name)
     return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
 
 

@@ -27,7 +27,6 @@ from unfed.runs.record import RunRecord, keeps_log
 from unfed.trust import log as merkle
 from unfed.trust import logbook, signing, verifier
 from unfed.trust.folder import TrustFolder
-from unfed.trust.log import Checkpoint
 from unfed.trust.participation import ROUND
 from unfed.trust.signing import Envelope, PublicKey, SigningKey, read_file
 from unfed.trust.verdict import Verdict, verdict
@@ -55,10 +54,10 @@ def from_log(record: RunRecord, entry: Entry) -> FromLog:
     trust = TrustFolder(folder.path)
     logbook.enter(folder, trust)
     signed = trust.log.latest()
-    lines = trust.log.lines[: Checkpoint.from_json(signing.shown(signed)).size]
+    lines = trust.log.lines[: merkle.checkpoint_of(signing.shown(signed)).size]
     leaves = trust.log.leaves[: len(lines)]
     whole = {"leaves": [line.decode() for line in lines], "checkpoint": signed.to_json()}
-    answer = trust.acknowledgement(entry.request.id)
+    answer = trust.kept("acknowledgement", entry.request.id)
     asked = next((n for n, leaf in enumerate(leaves) if leaf.get("request") == entry.request.id), len(leaves))
     proofs, why = None, ""
     if entry.request.kind == "client":
@@ -87,7 +86,7 @@ def _absence(trust: TrustFolder, leaves: Sequence[Mapping[str, Any]], pseudonym:
             continue
         members = trust.participants.of(root)
         if pseudonym not in members:
-            absences[root] = merkle.absence(members, pseudonym).to_json()
+            absences[root] = merkle.absence(members, pseudonym)
         elif place != later[0]:
             said = f"round {rounds[place]['round']} of {rounds[place]['method']} (leaf {place} of the log)"
             raise UnfedError(f"The leaver took part in {said}, so no proof of its absence can be made.")
@@ -95,7 +94,7 @@ def _absence(trust: TrustFolder, leaves: Sequence[Mapping[str, Any]], pseudonym:
     for place in sorted((one for one in rounds if one < asked and rounds[one]["round"]), reverse=True):
         members = trust.participants.of(rounds[place]["participants"]["root"])
         if pseudonym in members:
-            path = merkle.inclusion([merkle.leaf_hash(one) for one in members], members.index(pseudonym))
+            path = merkle.inclusion([verifier.leaf(one) for one in members], members.index(pseudonym))
             before = {"leaf": place, "place": members.index(pseudonym), "path": merkle.hexed(path)}
             break
     return {"pseudonym": pseudonym.hex(), "absences": absences, "before": before}
@@ -138,7 +137,7 @@ def verified(
 
 
 def _refuse_unsigned(folder: Path | None) -> None:
-    """Say of what an app wrote down before there were ledgers that it is not signed."""
+    """Refuse what a Flower app wrote down before there were ledgers: it is not signed."""
     if folder is not None and (folder / old_evidence.FILE).is_file():
         raise UnfedError(
             f"{folder} is what a Flower app wrote down, without a signature, so there is nothing to verify;"

@@ -1,9 +1,8 @@
-"""What a run folder says about one request that was served, as it may be handed to others.
+"""What a run folder says of one served request, as it may be handed to others.
 
-Measured values with their intervals, what came back when someone tried to undo it, what was not measured, which views
-of the data were read, versions and config. Never a tensor, never a sample's id, never a path of this machine, and never
-what the models before and after give away together: their difference is measured in the folder and stays there.
-Nothing that the folder names is built, or run, for it.
+Measured values with their intervals, what came back when undoing was tried, what was not measured, which data was read,
+versions and config. Never a tensor, a sample's id, a path of this machine, or the difference between the models before
+and after. Nothing that the folder names is built or run for it.
 """
 
 from __future__ import annotations
@@ -218,13 +217,19 @@ def _views(about: MethodFacts) -> dict[str, Any]:
 
 
 _HEADS = ("forget", "test", "backdoor", "class_back", "reason")
-_INSIDE = {
+_TRIED: dict[str, tuple[str, ...]] = {
+    "flip": ("forget", "test", "backdoor", "mia", "reason"),
+    "lift": ("back_1", "back_5", "reason"),
+    "realign": ("forget", "backdoor", "bound", "tried", "usable", "reason"),
+    "resurface": ("forget_rise", "backdoor_rise", "rounds", "reason"),
+    "relearn": ("area", "rounds", "reason"),
+    "triggers": ("own", "known", "gained", "reason"),
     "stitch": _HEADS,
     "graft": _HEADS,
     "trigger": ("auc", "rows", "reason"),
     "probe": ("reads_5", "reads_20", "reads_100", "reason"),
 }
-"""What is looked for inside the features, and which numbers of it are signed."""
+"""Which numbers of each way of undoing are signed; the last four are found under `inside`."""
 
 
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
@@ -240,16 +245,8 @@ def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
     found: dict[str, Any] = {}
     for name in ("unlearned", "retrain"):
         own = whole.measured.get(name) or {}
-        found[name] = {
-            "flip": _only(own.get("flip"), ("forget", "test", "backdoor", "mia", "reason")),
-            "lift": _only(own.get("lift"), ("back_1", "back_5", "reason")),
-            "realign": _only(own.get("realign"), ("forget", "backdoor", "bound", "tried", "usable", "reason")),
-            "resurface": _only(own.get("resurface"), ("forget_rise", "backdoor_rise", "rounds", "reason")),
-            "relearn": _only(own.get("relearn"), ("area", "rounds", "reason")),
-            "triggers": _only(own.get("triggers"), ("own", "known", "gained", "reason")),
-        }
-        inside = own.get("inside") or {}
-        found[name] |= {part: _only(inside.get(part), names) for part, names in _INSIDE.items()}
+        own = {**(own.get("inside") or {}), **own}
+        found[name] = {tried: _only(own.get(tried), names) for tried, names in _TRIED.items()}
     return found
 
 

@@ -28,7 +28,7 @@ from unfed.folder.folder import RunFolder
 from unfed.records import JsonRecord
 from unfed.requests.entry import Entry, Job, now
 from unfed.runs.record import keeps_log
-from unfed.trust import log, participation, signing
+from unfed.trust import log, participation, signing, verifier
 from unfed.trust.log import Log, read_from
 from unfed.trust.participation import ROUND, Participants, Pseudonyms, Roster
 from unfed.trust.signing import Envelope, PublicKey, SigningKey
@@ -72,7 +72,8 @@ class TrustFolder:
                 f"{said} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
             )
         self.key_file, self.operator = Path(raw["key"]), signing.public_in(raw["public"], said)
-        self._secret: bytes = raw["secret"].encode()
+        self.secret: bytes = raw["secret"].encode()
+        """The key of the log's own commitments: without it, what they hide cannot be tried out."""
         self.log, self.participants = Log(self.path, raw["origin"]), Participants(self.path)
 
     @staticmethod
@@ -119,11 +120,6 @@ class TrustFolder:
         """Refuse to begin what could not be signed for."""
         _ = self.key
 
-    @property
-    def secret(self) -> bytes:
-        """What the log's own commitments are keyed with, so that no one can try out what they hide."""
-        return self._secret
-
     @functools.cached_property
     def pseudonyms(self) -> Pseudonyms:
         """The secrets behind the names in the log.
@@ -163,7 +159,7 @@ class TrustFolder:
         if key is None or not rosters or self.log.leaves[rosters[-1]].get("keys") != log.sorted_root(entries).hex():
             return None
         place = entries.index(_entry(client, key))
-        path = log.inclusion([log.leaf_hash(one) for one in entries], place)
+        path = log.inclusion([verifier.leaf(one) for one in entries], place)
         return {"key": key.pem, "leaf": rosters[-1], "place": place, "path": log.hexed(path)}
 
     # --- the log --------------------------------------------------------------------------------------------------
@@ -176,28 +172,20 @@ class TrustFolder:
 
     # --- files ----------------------------------------------------------------------------------------------------
 
-    def request_file(self, name: str) -> Path:
-        return self.path / "requests" / f"{check_id(name, 'request id')}.json"
+    def file(self, kind: str, name: str) -> Path:
+        """Where a signed request, its acknowledgement or the refusal of it (`declined`) lies."""
+        folder = {"request": "requests", "acknowledgement": "acknowledgements", "declined": "declined"}[kind]
+        return self.path / folder / f"{check_id(name, 'request id')}.json"
 
-    def acknowledgement_file(self, name: str) -> Path:
-        return self.path / "acknowledgements" / f"{check_id(name, 'request id')}.json"
-
-    def signed_request(self, name: str) -> Envelope | None:
-        """A signed request as it came, if it was taken."""
-        return envelope_at(self.request_file(name), "request")
-
-    def declined_file(self, name: str) -> Path:
-        return self.path / "declined" / f"{check_id(name, 'request id')}.json"
+    def kept(self, kind: str, name: str) -> Envelope | None:
+        """The signed file of this kind about a request, if it is here."""
+        return envelope_at(self.file(kind, name), kind)
 
     def agent(self, name: str) -> str | None:
         """Who signed a request: a client's name, or `operator`; None where it came unsigned."""
-        signed = self.signed_request(name)
+        signed = self.kept("request", name)
         said = signing.shown(signed) if signed else None
         return said.get("agent-id") if isinstance(said, dict) else None
-
-    def acknowledgement(self, name: str) -> Envelope | None:
-        """The answer that was given to a request, if it is still here."""
-        return envelope_at(self.acknowledgement_file(name), "acknowledgement")
 
 
 def _entries(found: Roster) -> list[bytes]:

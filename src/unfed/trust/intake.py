@@ -1,37 +1,32 @@
-"""A signed request comes in: believed or refused, filed in the run's queue, logged, answered.
+"""What happens to a signed request: it is believed or refused, filed in the run's queue, logged and answered.
 
     bytes ─► envelope ─► signer on the roster ─► its own data, in time, new ─► queue ─► leaf ─► acknowledgement
                  └────────────── refused with a sentence, and logged by a word ──────────────┘
 
-A process killed on the way leaves steps undone; the same bytes handed in again take the rest of them. Once answered,
-they are a replay, and refused.
-
-    {"business-id": …, "agent-request-id": …, "request": its digest, "decided-at": …, "reason": …, "complaint": …}
-
-Only the agent who signed a request can revoke it; what came unsigned is the operator's own. Revoked twice it is revoked
-once; what is fulfilled cannot be revoked. The operator's refusal (GDPR, Article 12(4)), as above, is signed and logged:
-the request stays owed, its rows stay out, and the client may hand it in again. `Intake` is all of this for one run, one
-caller at a time, so nothing that is handed in at the same moment is lost; `service.py` puts it on a network.
+A killed process leaves steps undone; the same bytes handed in again take the rest of them. Once answered, they are a
+replay, and refused. Only the agent who signed a request can revoke it. The operator's refusal (GDPR, Article 12(4)) is
+signed and logged: the request stays owed, and the client may hand it in again. `Intake` is all of this for one run, one
+caller at a time; `service.py` puts it on a network.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unfed import storage
-from unfed.config.reading import check_id
+from unfed import records, storage
 from unfed.data import Request
 from unfed.errors import Halted, UnfedError
 from unfed.folder import carriers
 from unfed.folder import locks as presence
 from unfed.folder.folder import RunFolder
 from unfed.report.wording import date_text
-from unfed.requests.entry import Entry, date_of, now
+from unfed.requests.entry import Entry, now
 from unfed.requests.options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.status import in_force
@@ -39,7 +34,7 @@ from unfed.trust import bundle, logbook, request, signing, verifier
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.participation import OPERATOR
-from unfed.trust.request import Asked, NotBelieved, Opening
+from unfed.trust.request import Asked, NotBelieved, Opening, Revoked
 from unfed.trust.signing import Envelope, canonical, parsed
 
 
@@ -64,23 +59,24 @@ class Taken:
 def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Handling | None = None) -> Taken:
     """Take a signed request into the queue of a run; what is not believed is refused, and that is logged."""
     trust = TrustFolder(run.folder.path)
-    handling = handling or Handling()
     with presence.held(trust.path, "intake", wait=-1):
-        try:
+        with _counted(trust, "opening"):
             signed, asked = believe(trust, data)
             wanted = asked.request(opening)
-        except Halted:
-            raise
-        except UnfedError as error:
-            logbook.count_refusal(trust, error.reason if isinstance(error, NotBelieved) else "opening")
-            raise
-        try:
-            return _take(run, trust, signed, asked, _File(wanted, handling))
-        except Halted:
-            raise
-        except UnfedError:
-            logbook.count_refusal(trust, "queue")
-            raise
+        with _counted(trust, "queue"):
+            return _take(run, trust, signed, asked, wanted, handling or Handling())
+
+
+@contextmanager
+def _counted(trust: TrustFolder, reason: str) -> Iterator[None]:
+    """Count a refusal in this block, for the log."""
+    try:
+        yield
+    except Halted:
+        raise
+    except UnfedError as error:
+        logbook.count_refusal(trust, error.reason if isinstance(error, NotBelieved) else reason)
+        raise
 
 
 def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
@@ -90,7 +86,7 @@ def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     except UnfedError as error:
         raise NotBelieved("unreadable", str(error)) from error
     asked = request.believed(signed, trust.roster)
-    before, answer = trust.signed_request(asked.id), _leaf_of(trust, "acknowledgement", asked.id)
+    before, answer = trust.kept("request", asked.id), _leaf_of(trust, "acknowledgement", asked.id)
     again = _since_declined(trust, answer, asked.id)
     same = again and before is not None and _who_and_what(before) == _who_and_what(signed)
     if before is not None and before.digest != signed.digest and not same:
@@ -110,26 +106,18 @@ def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     return signed, asked
 
 
-@dataclass(frozen=True)
-class _File:
-    """What goes into the queue."""
-
-    wanted: Request
-    handling: Handling
-
-    def into(self, run: Run, expires: str) -> Entry:
-        own = self.handling
-        return run.ask(self.wanted, own.method, own.until, own.seed, expires, own.how)[0]
-
-
-def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _File) -> Taken:
+def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, wanted: Request, handling: Handling) -> Taken:
     """The steps after belief, each of which is not done again where it was done before."""
-    begun, queued, before = trust.request_file(asked.id), run.queue.book.find(asked.id), trust.signed_request(asked.id)
+    begun, queued, before = (
+        trust.file("request", asked.id),
+        run.queue.book.find(asked.id),
+        trust.kept("request", asked.id),
+    )
     if before is None and queued is not None:
         raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign again under another.")
     storage.write_bytes(begun, signed.to_bytes())  # the intent
     try:
-        entry = file.into(run, asked.expires)
+        entry = run.ask(wanted, handling.method, handling.until, handling.seed, asked.expires, handling.how)[0]
     except Halted:
         raise
     except UnfedError:
@@ -155,7 +143,7 @@ def _answer(trust: TrustFolder, signed: Envelope, asked: Asked, place: int, rece
     business = trust.operator.id
     client = {"pseudonym": pseudonym, "signer": trust.bound_key(asked.agent)}
     answer = request.acknowledge(signed, received, business, client, trust.log, place, trust.key)
-    storage.write_bytes(trust.acknowledgement_file(asked.id), answer.to_bytes())
+    storage.write_bytes(trust.file("acknowledgement", asked.id), answer.to_bytes())
     due = request.month_later(received)
     noted = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}
     trust.enter(noted)
@@ -179,16 +167,6 @@ def _who_and_what(signed: Envelope) -> tuple[Any, Any]:
     return asked.agent, asked.scope
 
 
-def opening_in(data: bytes) -> Opening:
-    """The opening of a commitment, from a file."""
-    return Opening.from_json(parsed(data, "opening"))
-
-
-def opening_bytes(opening: Opening) -> bytes:
-    """An opening as a file."""
-    return canonical(opening.to_json()) + b"\n"
-
-
 # --- taking back and refusing -----------------------------------------------------------------------------------------
 
 
@@ -200,11 +178,8 @@ def take_back(run: Run, data: bytes) -> Entry:
     """Let a request go, if the signer of this may; a refusal is logged."""
     trust = TrustFolder(run.folder.path)
     with presence.held(trust.path, "intake", wait=-1):
-        try:
+        with _counted(trust, "revocation"):
             name = _revocable(trust, signing.read(data, "revocation"))
-        except UnfedError:
-            logbook.count_refusal(trust, "revocation")
-            raise
         entry = run.queue.withdraw(name, trust.agent(name))
     logbook.enter(run.folder, trust)
     return entry
@@ -213,20 +188,13 @@ def take_back(run: Run, data: bytes) -> Entry:
 def _revocable(trust: TrustFolder, signed: Envelope) -> str:
     """The id of the request that may be let go."""
     raw, key_id = signing.opened(signed, request.REVOCATION, trust.roster.keys, "revocation")
-    fields = request.REVOCATION_FIELDS
-    if not isinstance(raw, Mapping) or set(raw) != set(fields) or not all(isinstance(v, str) for v in raw.values()):
-        raise UnfedError(f"A revocation has exactly {', '.join(fields)}; sign it again.")
-    date_of(raw["issued-at"])
-    name, signer = check_id(raw["agent-request-id"], "agent-request-id"), trust.roster.agent(key_id)
-    if (raw["agent-id"], raw["business-id"]) != (signer, trust.roster.business):
-        raise UnfedError(
-            "The revocation names another agent or operator than those who signed and got it; it is refused."
-        )
-    if (raw["drp.version"], raw["exercise"]) != ("1.0", "revocation"):
-        raise UnfedError("This is no revocation of the version 1.0; sign it again.")
-    if signer != (trust.agent(name) or OPERATOR):
-        raise UnfedError(f"Request {name!r} is not one that {signer!r} asked for, so it stays; ask its signer.")
-    return name
+    asked = records.read(Revoked, raw, "The revocation", "sign it again")
+    signer = trust.roster.agent(key_id)
+    if (asked.agent, asked.business) != (signer, trust.roster.business):
+        raise UnfedError("The revocation names another agent or operator than those who signed and got it.")
+    if signer != (trust.agent(asked.id) or OPERATOR):
+        raise UnfedError(f"Request {asked.id!r} is not one that {signer!r} asked for, so it stays; ask its signer.")
+    return asked.id
 
 
 def refuse(run: Run, name: str, reason: str) -> Path:
@@ -235,7 +203,7 @@ def refuse(run: Run, name: str, reason: str) -> Path:
     if not 0 < len(wanted) <= 2000 or not verifier.one_line(wanted):
         raise UnfedError("A refusal needs a reason in one line of at most 2,000 characters; give it with --reason.")
     with presence.held(trust.path, "intake", wait=-1):
-        asked = trust.signed_request(name)
+        asked = trust.kept("request", name)
         if asked is None:
             raise UnfedError(f"Request {name!r} came unsigned; `{run.command('withdraw', name)}` lets it go.")
         noted = {"business-id": trust.operator.id, "agent-request-id": name, "request": asked.digest}
@@ -243,10 +211,10 @@ def refuse(run: Run, name: str, reason: str) -> Path:
             REFUSAL, {**noted, "decided-at": now(), "reason": wanted, "complaint": COMPLAINT}, trust.key
         )
         run.queue.refuse(name, wanted)
-        storage.write_bytes(trust.declined_file(name), signed.to_bytes())
+        storage.write_bytes(trust.file("declined", name), signed.to_bytes())
         trust.enter({"type": "declined", "at": now(), "request": name, "sha256": signed.digest})
     logbook.enter(run.folder, trust)
-    return trust.declined_file(name)
+    return trust.file("declined", name)
 
 
 # --- where requests stand ---------------------------------------------------------------------------------------------
@@ -387,7 +355,7 @@ class Intake:
     def acknowledgement(self, name: str) -> Envelope:
         """The signed answer to a request."""
         self.follow(name)
-        answer = self.trust.acknowledgement(name)
+        answer = self.trust.kept("acknowledgement", name)
         if answer is None:
             raise Unknown(f"Request {name!r} has no signed answer here: it came unsigned, or it was purged.")
         return answer

@@ -1,25 +1,13 @@
-"""What happened, in order: an append-only log in a folder, with signed checkpoints.
+"""An append-only log of what happened, with signed checkpoints and hash-tree proofs.
 
     log.jsonl            one leaf per line, canonical JSON; the bytes of a line are what is hashed
     checkpoints.jsonl    one signed checkpoint per line: so many leaves, with this root, at this moment
 
-A leaf is never changed. A checkpoint stands for every leaf before it, so a reader with an old one can tell
-that the log has grown from it. Cut, edited or re-ordered, the log no longer fits its checkpoints; both
-files cut back together fit each other, and only a checkpoint that someone else kept finds that.
+A leaf is never changed. A log that was cut, edited or re-ordered no longer fits its checkpoints. Both files cut back
+together fit each other; only a checkpoint that someone else kept shows that. A killed process leaves half a line at
+most, which is no leaf, or leaves that are not signed for yet.
 
-A process that is killed leaves half a line at most, which is no leaf, or leaves that are not signed for yet.
-
-Trees of hashes (RFC 9162): one root stands for a list, and short proofs for parts of it.
-
-    MTH({})     = SHA-256()                       the root of nothing
-    leaf        = SHA-256(0x00 ‖ data)
-    node        = SHA-256(0x01 ‖ left ‖ right)    a list is cut at the largest power of two below its length
-
-    frontier      the full subtrees of a list: anyone who has them can go on with the list           (2.1.2)
-    inclusion     this leaf stands at this place of the list with this root                            (2.1.3)
-    absence       in a sorted list, its two neighbours stand side by side, and it would stand between them
-
-Proofs are made here; `verifier.py` checks them.
+Trees of hashes (RFC 9162): one root stands for a list, and a short proof shows that a leaf is in it, or is not.
 """
 
 from __future__ import annotations
@@ -27,109 +15,66 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from unfed import storage
+from pydantic import ConfigDict, Field
+
+from unfed import records, storage
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
+from unfed.records import Count, JsonRecord
 from unfed.requests.entry import now
-from unfed.trust import signing
+from unfed.trust import signing, verifier
 from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical, canonical_value
 
-# --- trees of hashes (RFC 9162): one root stands for a list, and short proofs for parts of it -------------------------
-
-
-def leaf_hash(data: bytes) -> bytes:
-    return hashlib.sha256(b"\x00" + data).digest()
-
-
-def node_hash(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\x01" + left + right).digest()
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """All that is needed of a list to go on with it: the roots of its full subtrees, the largest first."""
-
-    size: int = 0
-    peaks: tuple[bytes, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.size < 0 or len(self.peaks) != self.size.bit_count():
-            raise UnfedError(f"A list of {self.size} leaves has {len(self.peaks)} full subtrees; ask for it again.")
-
-    def add(self, *leaves: bytes) -> Frontier:
-        """The frontier after these leaf hashes too."""
-        size, peaks = self.size, list(self.peaks)
-        for leaf in leaves:
-            peaks.append(leaf)
-            merges, size = size, size + 1
-            while merges & 1:  # two full subtrees of one size are a full subtree
-                right = peaks.pop()
-                peaks[-1], merges = node_hash(peaks[-1], right), merges >> 1
-        return Frontier(size, tuple(peaks))
-
-    @property
-    def root(self) -> bytes:
-        """The root of the whole list."""
-        if not self.peaks:
-            return hashlib.sha256().digest()
-        found = self.peaks[-1]
-        for peak in reversed(self.peaks[:-1]):
-            found = node_hash(peak, found)
-        return found
+# --- trees of hashes --------------------------------------------------------------------------------------------------
 
 
 def root(leaves: Sequence[bytes]) -> bytes:
-    """The root over leaf hashes."""
-    return Frontier().add(*leaves).root
+    """MTH: the root over leaf hashes."""
+    level = list(leaves)
+    while len(level) > 1:
+        level = _above(level)
+    return level[0] if level else hashlib.sha256().digest()
+
+
+def _above(level: Sequence[bytes]) -> list[bytes]:
+    """The nodes over a level of the tree; a last one without a partner goes up as it is."""
+    pairs = [verifier.node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+    return [*pairs, *level[2 * len(pairs) :]]
 
 
 def inclusion(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """PATH(index, leaves): what is needed beside a leaf to find the root."""
-    if not 0 <= index < len(leaves):
-        raise UnfedError(f"There is no leaf {index} among {len(leaves)}.")
     proof, level, place = [], list(leaves), index
     while len(level) > 1:
-        if place ^ 1 < len(level):
-            proof.append(level[place ^ 1])
-        pairs = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level, place = pairs + level[2 * len(pairs) :], place // 2
+        proof += level[place ^ 1 : (place ^ 1) + 1]
+        level, place = _above(level), place // 2
     return proof
-
-
-# --- sorted lists: who is in, who is not ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Absence:
-    """That something stands nowhere in a sorted list: its neighbours, which stand side by side."""
-
-    size: int
-    neighbours: tuple[tuple[int, bytes, tuple[bytes, ...]], ...]
-    """Place, data and inclusion proof of the one before and the one after; only one of them at an end of the list."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"size": self.size, "neighbours": [[i, d.hex(), hexed(p)] for i, d, p in self.neighbours]}
 
 
 def sorted_root(members: Sequence[bytes]) -> bytes:
     """The root over a set of byte strings, in their order."""
-    return root([leaf_hash(one) for one in sorted(set(members))])
+    return root([verifier.leaf(one) for one in sorted(set(members))])
 
 
-def absence(members: Sequence[bytes], stranger: bytes) -> Absence:
-    """The proof that someone is not among the members; refused if it is."""
+def absence(members: Sequence[bytes], stranger: bytes) -> dict[str, Any]:
+    """The proof that someone is not among the members: its neighbours in the sorted list, each with its inclusion.
+
+    At an end of the list there is only one of them.
+    """
     ordered = sorted(set(members))
     if stranger in ordered:
         raise UnfedError("It is among them, so there is no proof that it is not.")
-    leaves = [leaf_hash(one) for one in ordered]
+    leaves = [verifier.leaf(one) for one in ordered]
     after = sum(one < stranger for one in ordered)
     beside = [i for i in (after - 1, after) if 0 <= i < len(ordered)]
-    return Absence(len(ordered), tuple((i, ordered[i], tuple(inclusion(leaves, i))) for i in beside))
+    return {
+        "size": len(ordered),
+        "neighbours": [[i, ordered[i].hex(), hexed(inclusion(leaves, i))] for i in beside],
+    }
 
 
 def hexed(proof: Sequence[bytes]) -> list[str]:
@@ -137,14 +82,7 @@ def hexed(proof: Sequence[bytes]) -> list[str]:
     return [one.hex() for one in proof]
 
 
-def unhexed(proof: Any) -> tuple[bytes, ...]:
-    """A proof from JSON; anything else raises ValueError or TypeError."""
-    if not isinstance(proof, list):
-        raise TypeError("a proof is a list")
-    return tuple(bytes.fromhex(one) for one in proof)
-
-
-# --- what happened, in order: an append-only log in a folder, with signed checkpoints ---------------------------------
+# --- leaves and checkpoints -------------------------------------------------------------------------------------------
 
 
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints.jsonl"
@@ -153,64 +91,45 @@ CHECKPOINT_TYPE = "application/vnd.unfed.checkpoint+json"
 Leaf = Mapping[str, Any]
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+class Members(JsonRecord):
+    """What a round's leaf says of who took part."""
+
+    root: str
+    size: Count
 
 
-def _round(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _participants(value: Any) -> bool:
-    return isinstance(value, dict) and _text(value.get("root")) and _round(value.get("size"))
-
-
-def _text_or_none(value: Any) -> bool:
-    return value is None or _text(value)
-
-
-NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "request": {"request": _text, "sha256": _text},
-    "acknowledgement": {"request": _text, "sha256": _text, "expected_by": _text},
-    "declined": {"request": _text, "sha256": _text},
-    "state": {"request": _text, "state": _text},  # and "superseded", the newer request in its place
-    "gate": {"request": _text},
-    "in-force": {"request": _text, "model": _text_or_none},
-    "round": {"method": _text, "round": _round, "model": _text, "participants": _participants},
+NEEDED: dict[str, dict[str, Any]] = {
+    "request": {"request": str, "sha256": str},
+    "acknowledgement": {"request": str, "sha256": str, "expected_by": str},
+    "declined": {"request": str, "sha256": str},
+    "state": {"request": str, "state": str},  # and "superseded", the newer request in its place
+    "gate": {"request": str},
+    "in-force": {"request": str, "model": str | None},
+    "round": {"method": str, "round": Count, "model": str, "participants": Members},
 }
 """What is read of a leaf, by its type."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(JsonRecord):
     """So many leaves, with this root."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     origin: str
     """Which log: the id that its operator gave it."""
-    size: int
-    root: str
-    """64 hex digits."""
+    size: Count
+    root: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     at: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"origin": self.origin, "size": self.size, "root": self.root, "at": self.at}
-
-    @staticmethod
-    def from_json(raw: Any) -> Checkpoint:
-        kinds = {"origin": str, "size": int, "root": str, "at": str}
-        if not isinstance(raw, dict) or set(raw) != set(kinds):
-            raise UnfedError("This is no checkpoint of a log (origin, size, root, at); ask for it again.")
-        for name, kind in kinds.items():
-            if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
-                raise UnfedError(f"A checkpoint has {str(raw[name])[:60]!r} as its {name}; ask for it again.")
-        if raw["size"] < 0 or len(raw["root"]) != 64 or set(raw["root"]) - set("0123456789abcdef"):
-            raise UnfedError("A checkpoint has a size or a root that none can have; ask for it again.")
-        return Checkpoint(**raw)
 
 
 def checkpoint_in(signed: Envelope, keys: Sequence[PublicKey]) -> Checkpoint:
     """The checkpoint in an envelope, if one of these keys signed it."""
-    return Checkpoint.from_json(signing.opened(signed, CHECKPOINT_TYPE, keys, "checkpoint")[0])
+    return checkpoint_of(signing.opened(signed, CHECKPOINT_TYPE, keys, "checkpoint")[0])
+
+
+def checkpoint_of(raw: Any) -> Checkpoint:
+    """The checkpoint that a JSON value says."""
+    return records.read(Checkpoint, raw, "A checkpoint", "ask for it again")
 
 
 class Log:
@@ -259,14 +178,14 @@ class Log:
 
     def unsigned(self) -> list[str]:
         """The types of the leaves after the newest checkpoint: they could be written without a key."""
-        size = max((Checkpoint.from_json(signing.shown(one)).size for one in self.checkpoints()), default=0)
+        size = max((checkpoint_of(signing.shown(one)).size for one in self.checkpoints()), default=0)
         return [leaf["type"] for leaf in self.leaves[size:]]
 
     def _forget(self) -> None:
         self._lines: list[bytes] = []
         self._hashes: list[bytes] = []
         self._leaves: list[dict[str, Any]] = []
-        self._frontier, self._length = Frontier(), 0
+        self._length = 0
 
     def _read(self) -> None:
         """Take in what was added since, by whichever process."""
@@ -278,9 +197,7 @@ class Log:
         whole, _, _ = read_from(self._file, self._length).rpartition(b"\n")
         if whole:
             more = whole.split(b"\n")
-            hashes = [leaf_hash(line) for line in more]
-            self._lines, self._hashes = self._lines + more, self._hashes + hashes
-            self._frontier = self._frontier.add(*hashes)
+            self._lines, self._hashes = self._lines + more, self._hashes + [verifier.leaf(line) for line in more]
             self._length += len(whole) + 1
 
     # --- adding ---------------------------------------------------------------------------------------------------
@@ -309,27 +226,22 @@ class Log:
         """A signed checkpoint over all there is; the newest one if it says so already."""
         with contextlib.nullcontext() if held else self.held():
             self._read()
-            root, kept = self._frontier.root.hex(), self.checkpoints()
+            size, kept = len(self._hashes), self.checkpoints()
             if kept:
                 last = checkpoint_in(kept[-1], [key.public])
-                if (last.size, last.root) == (self._frontier.size, root):
+                if size < last.size or root(self._hashes[: last.size]).hex() != last.root:
+                    raise UnfedError(
+                        f"The log in {self.folder} is not the one whose first {last.size} leaves were signed for at"
+                        f" {last.at}; restore it from a copy."
+                    )
+                if size == last.size:
                     return kept[-1]
-                self._refuse_if_rewritten(last)
-            fresh = Checkpoint(self.origin, self._frontier.size, root, now())
-            signed = signing.sign(CHECKPOINT_TYPE, fresh.to_json(), key)
+            fresh = {"origin": self.origin, "size": size, "root": root(self._hashes).hex(), "at": now()}
+            signed = signing.sign(CHECKPOINT_TYPE, fresh, key)
             path = self.folder / CHECKPOINTS
             storage.cut(path, sum(len(line) + 1 for line in _whole_lines(path)))
             storage.append_line(path, signed.to_bytes().decode().rstrip("\n"))
             return signed
-
-    def _refuse_if_rewritten(self, last: Checkpoint) -> None:
-        """No signature is put under a log that is not the one that was signed for."""
-        before = Frontier().add(*self.hashes[: last.size])
-        if (before.size, before.root.hex()) != (last.size, last.root):
-            raise UnfedError(
-                f"The log in {self.folder} is not the one whose first {last.size} leaves were signed for at {last.at};"
-                " restore it from a copy."
-            )
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """That a leaf stands at its place in the log of this size."""
@@ -387,8 +299,8 @@ def leaf_in(line: bytes, what: str) -> dict[str, Any]:
     value = canonical_value(line, what)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str) or not isinstance(value.get("at"), str):
         raise UnfedError(f"The {what} has no type or no moment; restore the log from a copy.")
-    for name, fits in NEEDED.get(value["type"], {}).items():
-        if name not in value or not fits(value[name]):
+    for name, kind in NEEDED.get(value["type"], {}).items():
+        if name not in value or not records.fits(kind, value[name]):
             raise UnfedError(f"The {what} is a {value['type']} without its {name}; restore the log from a copy.")
     return value
 

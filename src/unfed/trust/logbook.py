@@ -12,14 +12,14 @@ crash the next command does it. A state that came and went while no one entered 
 A round is entered by the watch, before the job saves, so no round is kept in the folder that is not in the log. A job
 that is killed repeats rounds; what comes out the same has its leaf already.
 
-Is what a run keeps of signed requests whole, and does the log say what the run folder says?
+`faults_of` says where the log and the run folder do not agree.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _unlink(trust: TrustFolder, entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.request.clients:
             trust.pseudonyms.destroy(entry.request.clients)
-            if (answer := trust.acknowledgement_file(entry.request.id)).exists():
+            if (answer := trust.file("acknowledgement", entry.request.id)).exists():
                 storage.remove(answer)
 
 
@@ -271,21 +271,17 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
 def _signed(trust: TrustFolder, leaves: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Iterator[str]:
     """Whether the signed files are those that were logged; the answers to purged clients may be gone."""
     gone = {entry.request.id for entry in entries if entry.purged and entry.request.clients}
-    places: dict[str, Callable[[str], Path]] = {
-        "roster": lambda name: trust.path / ROSTER,
-        "request": trust.request_file,
-        "acknowledgement": trust.acknowledgement_file,
-        "declined": trust.declined_file,
-    }
     last = {(leaf["type"], str(leaf.get("request"))): leaf.get("sha256") for leaf in leaves}
     for (kind, name), digest in last.items():
-        if kind not in places or (kind == "acknowledgement" and name in gone):
+        if kind not in ("roster", "request", "acknowledgement", "declined"):
             continue
-        path = places[kind](name)
+        if kind == "acknowledgement" and name in gone:
+            continue
+        path = trust.path / ROSTER if kind == "roster" else trust.file(kind, name)
         try:
             kept = envelope_at(path, kind)
         except UnfedError as error:
             yield str(error)
-        else:
-            if kept is None or kept.digest != digest:
-                yield f"{path} is not the {kind} that was logged; restore it from a copy."
+            continue
+        if kept is None or kept.digest != digest:
+            yield f"{path} is not the {kind} that was logged; restore it from a copy."

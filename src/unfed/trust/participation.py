@@ -1,13 +1,12 @@
-"""Who may ask, under which names they stand in the log, and who took part in which round.
+"""Who may ask, under which pseudonyms clients stand in the log, and who took part in which round.
 
     roster              {"business-id": …, "operator": PEM, "clients": {NAME: PEM, …}, "issued-at": …}, signed
     pseudonyms.json     the secrets behind pseudonyms: HMAC-SHA-256(own secret, "unfed pseudonym" ‖ name)
     leaf of a round     model digest, and the root over the sorted pseudonyms of those whose updates came back
     participants.jsonl  the pseudonyms behind each root, so that a proof can be made; one line per root
 
-The operator's key may ask for anything; a client's key only for that client's own data. Once a client's secret is
-destroyed, which is part of purge, nothing in the log can be linked to it. The log shows what the server wrote: training
-beside it is outside what this can show.
+The operator's key may ask for anything; a client's key only for that client's own data. Purging a client destroys its
+secret: then nothing in the log can be linked to it. The log shows what the server wrote, not what it left out.
 """
 
 from __future__ import annotations
@@ -162,12 +161,9 @@ class Pseudonyms:
         return {name: bytes.fromhex(secret) for name, secret in self._file().secrets.items()}
 
     def _file(self) -> Secrets:
-        raw = (
-            storage.read_json(self.file, "list of pseudonyms")
-            if self.file.exists()
-            else {"secrets": {}, "destroyed": {}}
-        )
-        return records.read(Secrets, raw, str(self.file))
+        if not self.file.exists():
+            return Secrets(secrets={}, destroyed={})
+        return records.read(Secrets, storage.read_json(self.file, "list of pseudonyms"), str(self.file))
 
     def _write(self, known: Mapping[str, bytes], destroyed: Mapping[str, str]) -> None:
         plain = {name: secret.hex() for name, secret in known.items()}
@@ -223,7 +219,7 @@ class Participants:
             whole = read_from(self._path).rpartition(b"\n")[0] if self._path.exists() else b""
             try:
                 lines = [parsed(text) for text in whole.split(b"\n")] if whole else []
-                self._known = {str(line["root"]): list(log.unhexed(line["members"])) for line in lines}
+                self._known = {str(line["root"]): [*map(bytes.fromhex, line["members"])] for line in lines}
             except (ValueError, KeyError, TypeError) as error:
                 raise UnfedError(f"{self._path} is damaged; restore it from a copy.") from error
         return self._known

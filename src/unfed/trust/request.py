@@ -1,4 +1,4 @@
-"""What a client asks for and takes back, and the operator's answer (Data Rights Protocol 1.0).
+"""Signed deletion requests, the operator's answers, and revocations (Data Rights Protocol 1.0).
 
     {"agent-id": who asks, "business-id": whom, "agent-request-id": the request's id,
      "issued-at": …, "expires-at": …, "drp.version": "1.0", "exercise": "deletion", "regime": "gdpr",
@@ -6,10 +6,9 @@
      "model": digest of the model in force when it was signed, or null: recorded, never a ground for refusal,
      "log": the origin of the federation's log, for which alone it is signed: another run refuses it}
 
-Single samples are not named in what is signed. The commitment is SHA-256(salt ‖ canonical(samples)); salt and samples
-are a file of their own, the *opening*, that goes to the operator beside the request. He holds it against the commitment
-once, keeps what he needs to leave the rows out, and writes the salt down nowhere: without it no one can try out which
-samples a commitment in the log is about.
+Single samples are not named in what is signed. The commitment is SHA-256(salt ‖ canonical(samples)). Salt and samples
+are a file of their own, the *opening*, that goes to the operator beside the request. The operator checks it against the
+commitment and does not keep the salt, so the log does not give the samples away.
 
     acknowledgement = {"request": the whole signed request, "received-at": …, "expected_by": one month later,
                        "status": "open", "business-id": …, "pseudonym": the client's name in the log, or null,
@@ -18,8 +17,6 @@ samples a commitment in the log is about.
 
     revocation = {"agent-id": …, "business-id": …, "agent-request-id": …, "issued-at": …, "drp.version": "1.0",
                   "exercise": "revocation"}
-
-An acknowledgement shows later what was asked, that it was received, and that the log has grown since.
 """
 
 from __future__ import annotations
@@ -29,11 +26,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, ConfigDict, Field
+
+from unfed import records
 from unfed.config.reading import check_id
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.records import JsonRecord
 from unfed.requests.entry import date_of, now
 from unfed.trust import log as merkle
 from unfed.trust import signing, verifier
@@ -43,8 +44,6 @@ from unfed.trust.signing import Envelope, PublicKey, SigningKey, canonical
 from unfed.trust.verifier import NotVerified
 
 TYPE = "application/vnd.unfed.request+json"
-FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "expires-at", "drp.version", "exercise", "regime")
-REGIMES = ("gdpr", "ccpa", "voluntary")
 LASTS = timedelta(days=30)
 """How long a request can be handed in, unless it says otherwise."""
 AHEAD = timedelta(minutes=5)
@@ -63,19 +62,65 @@ class NotBelieved(UnfedError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class Asked:
+def _moment(text: str) -> str:
+    if datetime.strptime(text, _SECOND).strftime(_SECOND) != text:
+        raise ValueError("no moment like 2026-01-31T12:00:00Z")
+    return text
+
+
+Short = Annotated[str, Field(min_length=1, max_length=200)]
+Moment = Annotated[Short, AfterValidator(_moment)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Committed(JsonRecord):
+    """Samples that a request commits to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    client: str
+    count: Annotated[int, Field(gt=0)]
+    commitment: Digest
+
+
+SCOPES: dict[str, Any] = {
+    "clients": Annotated[list[str], Field(min_length=1, max_length=10_000)],
+    "classes": Annotated[list[int], Field(min_length=1, max_length=10_000)],
+    "samples": Committed,
+}
+
+
+def _scope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(raw) != 1 or not all(kind in SCOPES and records.fits(SCOPES[kind], what) for kind, what in raw.items()):
+        raise ValueError("exactly one of clients, classes or samples")
+    if "samples" not in raw:
+        Request.from_json({"id": "x", **raw})
+    return raw
+
+
+class Signed(JsonRecord):
+    """What a request and a revocation have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[Short, AfterValidator(lambda text: check_id(text, "agent-request-id"))] = Field(
+        alias="agent-request-id"
+    )
+    agent: Short = Field(alias="agent-id")
+    business: Short = Field(alias="business-id")
+    issued: Moment = Field(alias="issued-at")
+    version: Literal["1.0"] = Field(alias="drp.version")
+
+
+class Asked(Signed):
     """A signed request that was read: what is asked, by whom, of whom."""
 
-    id: str
-    agent: str
-    business: str
-    issued: str
-    expires: str
-    regime: str
-    scope: Mapping[str, Any]
-    model: str | None
-    log: str | None = None
+    expires: Moment = Field(alias="expires-at")
+    exercise: Literal["deletion"]
+    regime: Literal["gdpr", "ccpa", "voluntary"]
+    scope: Annotated[Mapping[str, Any], AfterValidator(_scope)]
+    model: Digest | None
+    log: Short | None = None
     """The log of the federation that it was signed for; requests of before 17 November 2026 do not say."""
 
     @property
@@ -130,13 +175,15 @@ class Opening:
     def to_json(self) -> dict[str, Any]:
         return {"samples": [list(one) for one in self.samples], "salt": self.salt.hex()}
 
+    def to_bytes(self) -> bytes:
+        """The opening as a file."""
+        return canonical(self.to_json()) + b"\n"
+
     @staticmethod
     def from_json(raw: Any) -> Opening:
         try:
-            salt, samples = (
-                bytes.fromhex(raw["salt"]),
-                Request.from_json({"id": "x", "samples": raw["samples"]}).samples,
-            )
+            salt = bytes.fromhex(raw["salt"])
+            samples = Request.from_json({"id": "x", "samples": raw["samples"]}).samples
         except (KeyError, TypeError, ValueError, UnfedError) as error:
             raise UnfedError(
                 "This is no opening of a request (samples and salt); ask its signer for it again."
@@ -158,9 +205,18 @@ def value(
     """A request as it is to be signed, issued now."""
     issued = datetime.now(UTC)
     until = (issued + LASTS).strftime(_SECOND) if expires is None else date_of(expires)
-    own = name or f"r-{secrets.token_hex(8)}"
-    said = (agent, business, own, issued.strftime(_SECOND), until, "1.0", "deletion", regime)
-    found = dict(zip(FIELDS, said, strict=True)) | {"scope": dict(scope), "model": model}
+    found = {
+        "agent-id": agent,
+        "business-id": business,
+        "agent-request-id": name or f"r-{secrets.token_hex(8)}",
+        "issued-at": issued.strftime(_SECOND),
+        "expires-at": until,
+        "drp.version": "1.0",
+        "exercise": "deletion",
+        "regime": regime,
+        "scope": dict(scope),
+        "model": model,
+    }
     read(found)
     return found
 
@@ -172,25 +228,11 @@ def sign(asked: Mapping[str, Any], key: SigningKey) -> Envelope:
 
 
 def read(raw: Any) -> Asked:
-    """The request in a JSON value, each field of it looked at; who signed it is not asked here."""
-    if not isinstance(raw, Mapping) or set(raw) - {"log"} != {*FIELDS, "scope", "model"}:
-        raise UnfedError(f"A signed request has exactly {', '.join(FIELDS)}, scope, model and log; sign it again.")
-    for name in (*FIELDS, *({"log"} & set(raw))):
-        if not isinstance(raw[name], str) or not 0 < len(raw[name]) <= 200:
-            raise UnfedError(f"The request's {name} is {str(raw[name])[:60]!r}, not a short text; sign it again.")
-    check_id(raw["agent-request-id"], "agent-request-id")
-    for name, allowed in (("drp.version", ("1.0",)), ("exercise", ("deletion",)), ("regime", REGIMES)):
-        if raw[name] not in allowed:
-            raise UnfedError(f"The request's {name} is {raw[name][:60]!r}; it must be {listed(allowed)}.")
-    issued, expires = (_moment(raw[name], name) for name in ("issued-at", "expires-at"))
-    if expires <= issued:
+    """The request in a JSON value, each field of it checked; who signed it is not asked here."""
+    asked = records.read(Asked, raw, "The request", "sign it again")
+    if asked.expires <= asked.issued:
         raise UnfedError("The request expires before it is issued; sign it again with a later --expires.")
-    model = raw["model"]
-    if model is not None and not _is_digest(model):
-        raise UnfedError(f"The request's model is {str(model)[:60]!r}, no SHA-256 in 64 hex digits; sign it again.")
-    names = ("agent-request-id", "agent-id", "business-id", "issued-at", "expires-at", "regime")
-    name, agent, business, at, until, regime = (raw[name] for name in names)
-    return Asked(name, agent, business, at, until, regime, _scope(raw["scope"]), model, raw.get("log"))
+    return asked
 
 
 def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Asked:
@@ -233,36 +275,6 @@ def refuse_if_not_its_own(asked: Asked) -> None:
         raise NotBelieved("not its own", f"Client {asked.agent!r} asks for data of {listed(owners)}, not its own.")
 
 
-def _scope(raw: Any) -> Mapping[str, Any]:
-    wrong = UnfedError("The request's scope is not exactly one of clients, classes or samples; sign it again.")
-    if not isinstance(raw, Mapping) or len(raw) != 1:
-        raise wrong
-    (kind, what), *_ = raw.items()
-    if kind == "samples":
-        good = isinstance(what, Mapping) and set(what) == {"client", "count", "commitment"}
-        good = good and isinstance(what["client"], str) and _is_digest(what["commitment"])
-        if not (good and isinstance(what["count"], int) and not isinstance(what["count"], bool) and what["count"] > 0):
-            raise wrong
-    elif kind not in ("clients", "classes") or not isinstance(what, list) or not 0 < len(what) <= 10_000:
-        raise wrong
-    else:
-        Request.from_json({"id": "x", kind: what})
-    return dict(raw)
-
-
-def _moment(text: str, name: str) -> str:
-    try:
-        if datetime.strptime(text, _SECOND).strftime(_SECOND) == text:
-            return text
-    except ValueError:
-        pass
-    raise UnfedError(f"The request's {name} is {text[:60]!r}, no moment like 2026-01-31T12:00:00Z; sign it again.")
-
-
-def _is_digest(text: Any) -> bool:
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
 # --- acknowledgements -------------------------------------------------------------------------------------------------
 
 
@@ -276,11 +288,7 @@ class Acknowledgement:
     request: Envelope
     received: str
     expected_by: str
-    status: str
-    business: str
     pseudonym: str | None
-    leaf: int
-    """Where the request stands in the log."""
     checkpoint: Checkpoint
 
 
@@ -319,26 +327,32 @@ def acknowledged(signed: Envelope, keys: Sequence[PublicKey]) -> Acknowledgement
     value, _ = signing.opened(signed, ACKNOWLEDGEMENT, keys, "acknowledgement")
     try:
         request, checkpoint = signing.read(value["request"]), checkpoint_in(signing.read(value["checkpoint"]), keys)
-        proof, leaf, line = value["inclusion"], value["leaf"], merkle.leaf_hash(value["line"].encode())
-        names = ("received-at", "expected_by", "status", "business-id", "pseudonym")
-        received, due, status, business, pseudonym = (value[name] for name in names)
+        proof, leaf, line = value["inclusion"], value["leaf"], verifier.leaf(value["line"].encode())
+        received, due, pseudonym = value["received-at"], value["expected_by"], value["pseudonym"]
         named = request.digest in value["line"]
         inside = verifier.climbed(line, leaf, checkpoint.size, proof).hex() == checkpoint.root
     except (NotVerified, *verifier.MALFORMED) as error:
         raise UnfedError("This is no acknowledgement of a request; ask for it again.") from error
     if not (named and inside):
         raise UnfedError("The acknowledgement does not show that its request stands in the log; it is refused.")
-    return Acknowledgement(request, received, due, status, business, pseudonym, leaf, checkpoint)
+    return Acknowledgement(request, received, due, pseudonym, checkpoint)
 
 
 # --- revocations ------------------------------------------------------------------------------------------------------
 
 
 REVOCATION = "application/vnd.unfed.revocation+json"
-REVOCATION_FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "drp.version", "exercise")
+
+
+class Revoked(Signed):
+    """A revocation that was read."""
+
+    exercise: Literal["revocation"]
 
 
 def revoke(name: str, agent: str, business: str, key: SigningKey) -> Envelope:
     """The revocation of the request with this id."""
-    said = (agent, business, check_id(name, "request id"), now(), "1.0", "revocation")
-    return signing.sign(REVOCATION, dict(zip(REVOCATION_FIELDS, said, strict=True)), key)
+    said = {"agent-id": agent, "business-id": business, "agent-request-id": name, "issued-at": now()}
+    said |= {"drp.version": "1.0", "exercise": "revocation"}
+    records.read(Revoked, said, "The revocation", "name the request as `unfed status` does")
+    return signing.sign(REVOCATION, said, key)

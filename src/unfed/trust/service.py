@@ -1,4 +1,4 @@
-"""The intake on a network: FastAPI on loopback, with a page that needs no script.
+"""The intake on a network: FastAPI on 127.0.0.1, with a page that needs no script.
 
     POST /api/requests                        a signed request ─► its signed acknowledgement
     POST /api/revocations                     a signed revocation ─► where the request stands
@@ -6,36 +6,23 @@
     GET  /api/requests/ID/acknowledgement     as it was signed     GET /api/requests/ID/bundle    signed now
     GET  /  and  /requests/ID                 the same for people
 
-Needs the extra `serve`. It listens on loopback only; a reverse proxy gives it a public name, TLS, time-outs and limits
-per address (docs/how-to/evidence.md), and then a token is needed: `Authorization: Bearer TOKEN`, or the password that a
-browser asks for. With `--work`, `unfed resume` serves requests in a process of its own: the service answers meanwhile,
-and if both are killed the work goes on from its last save. An attacker on the network sees nothing that a signature
-would not stop: what is handed in counts by its signature, not by who sent it.
+Needs the extra `serve`. A reverse proxy gives it a public name, TLS, passwords, time-outs and limits per address
+(docs/how-to/evidence.md). With `--work`, `unfed resume` serves requests in a process of its own; if both are killed,
+the work goes on from its last save. What is handed in counts by its signature, not by who sent it.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
-import hashlib
-import hmac
 import importlib.util
-import ipaddress
 import logging
-import os
-import secrets
 import socket
-import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from unfed import storage
 from unfed.errors import UnfedError, extra
 from unfed.report.wording import date_text
 from unfed.requests.entry import now
@@ -53,10 +40,12 @@ for _needed in ("fastapi", "uvicorn"):
 import uvicorn  # noqa: E402  (after the sentence that says what is missing)
 from fastapi import FastAPI, Request, Response  # noqa: E402
 from fastapi.concurrency import run_in_threadpool  # noqa: E402
+from fastapi.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 from fastapi.responses import HTMLResponse, JSONResponse  # noqa: E402
 
 _log = logging.getLogger("unfed.serve")
-SHORTEST = 32  # characters of a token
+LARGEST = 1 << 20  # bytes of a body
+HOSTS = ("localhost", "127.0.0.1")  # the names it may be called by, so that no strange name leads a browser here
 AGAIN = 30.0  # seconds until a failed caller tries again
 HEADERS = {
     "Cache-Control": "no-store",
@@ -69,104 +58,50 @@ HEADERS = {
 }
 
 
-# --- who gets in ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Who and what is let in."""
-
-    tokens: frozenset[bytes] = frozenset()
-    """SHA-256 of every token; with none, everyone on this machine gets in."""
-    hosts: frozenset[str] = frozenset({"localhost", "127.0.0.1", "[::1]"})
-    """The names under which it may be called, so that no strange name leads a browser here."""
-    largest: int = 1 << 20
-    """Bytes of a body."""
-
-    def refusal(self, request: Request) -> tuple[int, str] | None:
-        """The status and the sentence for a caller that is not let in."""
-        host = request.headers.get("host", "")
-        host = host if host.endswith("]") else host.rsplit(":", 1)[0]  # [::1] has colons and no port
-        if host.lower() not in self.hosts:
-            return 421, "This service is not called by that name; use the name or address that it was started with."
-        declared = request.headers.get("content-length", "0")
-        if not (declared.isascii() and declared.isdigit()) or int(declared[:15]) > self.largest:
-            return 413, self.too_large
-        if self.tokens and not self._known(request.headers.get("authorization", "")):
-            return 401, "This service asks for a token; send it as `Authorization: Bearer TOKEN`."
-        return None
-
-    @property
-    def too_large(self) -> str:
-        return f"A body has at most {self.largest:,} bytes; send less."
-
-    def _known(self, authorization: str) -> bool:
-        kind, _, token = authorization.partition(" ")
-        if kind.lower() == "basic":  # as a browser sends it, with any name
-            try:
-                token = base64.b64decode(token, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeError):
-                return False
-        elif kind.lower() != "bearer":
-            return False
-        found = token_digest(token.strip())
-        return any([hmac.compare_digest(found, own) for own in self.tokens])
-
-    async def body(self, request: Request) -> bytes:
-        """The whole body; refused where it is too large, whatever its header said."""
-        found = b""
-        async for part in request.stream():
-            found += part
-            if len(found) > self.largest:
-                raise TooLarge(self.too_large)
-        return found
-
-
 class TooLarge(UnfedError):
     """A body has more bytes than are taken."""
 
 
-def token_digest(token: str) -> bytes:
-    """What is held of a token."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def _guarded(app: FastAPI, rules: Rules) -> None:
-    @app.middleware("http")
-    async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        if (refusal := rules.refusal(request)) is None:
-            answer = await go_on(request)
-        else:
-            answer = JSONResponse({"error": refusal[1]}, refusal[0])
-            if refusal[0] == 401 and not request.url.path.startswith("/api/"):
-                answer.headers["WWW-Authenticate"] = 'Basic realm="unfed: a token as the password"'
-        answer.headers.update(HEADERS)
-        return answer
+async def _body(request: Request) -> bytes:
+    """The whole body; refused where it is too large, whatever its header says."""
+    found = b""
+    async for part in request.stream():
+        found += part
+        if len(found) > LARGEST:
+            raise TooLarge(f"A body has at most {LARGEST:,} bytes; send less.")
+    return found
 
 
 # --- the app ----------------------------------------------------------------------------------------------------------
 
 
-def service(intake: Intake, rules: Rules, taken: Callable[[], None] = lambda: None) -> FastAPI:
+def service(intake: Intake, taken: Callable[[], None] = lambda: None) -> FastAPI:
     """The app of one run; `taken` is called after each request that came in."""
     app = FastAPI(title="unfed", docs_url=None, redoc_url=None, openapi_url=None)
     _refusals(app)
-    _interface(app, intake, rules, taken)
+    _interface(app, intake, taken)
     _pages(app, intake)
-    _guarded(app, rules)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS], www_redirect=False)
+
+    @app.middleware("http")
+    async def with_headers(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer = await go_on(request)
+        answer.headers.update(HEADERS)
+        return answer
+
     return app
 
 
-def _interface(app: FastAPI, intake: Intake, rules: Rules, taken: Callable[[], None]) -> None:
+def _interface(app: FastAPI, intake: Intake, taken: Callable[[], None]) -> None:
     @app.post("/api/requests", status_code=201)
     async def submit(request: Request) -> Response:
-        answer = await run_in_threadpool(intake.submit, await rules.body(request))
+        answer = await run_in_threadpool(intake.submit, await _body(request))
         taken()
         return _signed(answer, 201)
 
     @app.post("/api/revocations")
     async def revoke(request: Request) -> IntakeRow:
-        return await run_in_threadpool(intake.revoke, await rules.body(request))
+        return await run_in_threadpool(intake.revoke, await _body(request))
 
     @app.get("/api/requests")
     def queue() -> dict[str, Any]:
@@ -230,68 +165,15 @@ def _refusals(app: FastAPI) -> None:
 # --- listening --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a service listens."""
-
-    host: str = "127.0.0.1"
-    port: int = 8640
-    names: tuple[str, ...] = ()
-    """Public names that a reverse proxy passes on."""
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        return self.host == "localhost"
-
-    def rules(self, tokens: frozenset[bytes] = frozenset(), largest: int = 1 << 20) -> Rules:
-        """Who is let in at this address; refused where it would be open to anyone."""
-        if not self.loopback:
-            raise UnfedError(
-                f"{self.host} can be reached from other machines; listen on 127.0.0.1 behind a reverse proxy with TLS"
-                " (docs/how-to/evidence.md has its configuration)."
-            )
-        if self.names and not tokens:
-            raise UnfedError("A service with a public --name needs a token too; give one with --token FILE.")
-        hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *self.names))
-        return Rules(tokens, hosts, largest)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def tokens_in(path: Path) -> frozenset[bytes]:
-    """The digests of the tokens in a file; where there is no file, a token is drawn."""
-    if not path.exists():
-        storage.write_bytes(path, secrets.token_urlsafe(32).encode() + b"\n")
-    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise UnfedError(f"Others than its owner may read the tokens in {path}; `chmod 600 {path}` first.")
-    try:
-        found = [line.strip() for line in storage.content(path).decode("ascii").splitlines() if line.strip()]
-    except (OSError, UnicodeError) as error:
-        raise UnfedError(
-            f"The tokens in {path} cannot be read; write one of {SHORTEST} characters per line."
-        ) from error
-    if not found or any(len(token) < SHORTEST for token in found):
-        raise UnfedError(f"Every token in {path} needs at least {SHORTEST} characters; delete it to have one drawn.")
-    return frozenset(token_digest(token) for token in found)
-
-
 class Listener:
     """A service that listens until it is stopped."""
 
-    def __init__(
-        self, intake: Intake, address: Address, rules: Rules, work: bool = False, allow_code: bool = False
-    ) -> None:
+    def __init__(self, intake: Intake, port: int = 8640, work: bool = False, allow_code: bool = False) -> None:
         self._worker = ResumeWorker(intake, allow_code) if work else None
-        self._socket = _bound(address)
-        port = self._socket.getsockname()[1]
-        self.url = f"http://{_bracketed(address.host)}:{port}/"
+        self._socket = _bound(port)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
         config = uvicorn.Config(
-            service(intake, rules, self._worker.wake if self._worker else lambda: None),
+            service(intake, self._worker.wake if self._worker else lambda: None),
             log_level="warning",
             ws="none",
             access_log=False,  # who asked for what is private
@@ -313,20 +195,15 @@ class Listener:
         self._server.should_exit = True
 
 
-def _bound(address: Address) -> socket.socket:
-    host = address.host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
+def _bound(port: int) -> socket.socket:
+    found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, address.port))
+        found.bind(("127.0.0.1", port))
         found.listen(1024)  # callers from now on wait until the first is answered
     except OSError as error:
         found.close()
-        why = error.strerror or error
-        raise UnfedError(
-            f"{address.host}, port {address.port}, cannot be listened on ({why}); take another."
-        ) from error
+        raise UnfedError(f"Port {port} cannot be listened on ({error.strerror or error}); take another.") from error
     return found
 
 

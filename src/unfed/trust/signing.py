@@ -1,4 +1,4 @@
-"""Who signs, and what is signed.
+"""Ed25519 keys in files, canonical JSON, and signed envelopes.
 
     NAME.key    the private key (PKCS 8, PEM), for its owner alone (0600)
     NAME.pub    the public key (SubjectPublicKeyInfo, PEM), to be given away
@@ -7,10 +7,9 @@
 
     signed bytes = PAE(type, payload) = "DSSEv1 " len(type) " " type " " len(payload) " " payload
 
-Keys are Ed25519, in files that `openssl` reads too; a key's id is the SHA-256 of its public key in DER. Envelopes are
-those of DSSE version 1 (https://github.com/secure-systems-lab/dsse). The payload is bytes, so a verifier needs no
-canonical JSON; it is canonical (RFC 8785) all the same, so that two people who mean the same request sign the same
-bytes.
+`openssl` reads the keys too; a key's id is the SHA-256 of its public key in DER. Envelopes are those of DSSE version 1
+(https://github.com/secure-systems-lab/dsse). The payload is canonical JSON (RFC 8785), so that two people who mean the
+same request sign the same bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from unfed import records, storage
 from unfed.errors import UnfedError, typed
+from unfed.trust.verifier import key_id
 
 # --- canonical JSON ---------------------------------------------------------------------------------------------------
 
@@ -104,8 +104,7 @@ class PublicKey:
     @property
     def id(self) -> str:
         """SHA-256 of the key in DER, 64 hex digits."""
-        kind = serialization.PublicFormat.SubjectPublicKeyInfo
-        return hashlib.sha256(self._key().public_bytes(serialization.Encoding.DER, kind)).hexdigest()
+        return key_id(self._key())
 
     def signed(self, signature: bytes, data: bytes) -> bool:
         """Whether the owner of this key signed these bytes."""
@@ -205,11 +204,6 @@ def public_in(pem: str, path: Path) -> PublicKey:
         raise UnfedError(f"{path} holds no Ed25519 public key; `unfed keys new NAME` makes NAME.pub.") from error
 
 
-def by_id(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
-    """The keys by their ids."""
-    return {key.id: key for key in keys}
-
-
 # --- envelopes --------------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +267,7 @@ def opened(envelope: Envelope, type: str, keys: Iterable[PublicKey], what: str =
     """
     if envelope.type != type:
         raise UnfedError(f"The {what} is of the type {envelope.type[:100]!r}, not {type!r}; give the right file.")
-    known = by_id(keys)
+    known = {key.id: key for key in keys}
     signer = next(
         (
             name
