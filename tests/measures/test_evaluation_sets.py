@@ -137,7 +137,7 @@ def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evalua
     seed = world.seeds.evaluation
 
     def attack(a: str, b: str, seed: int = seed) -> float:
-        return membership_inference(loss(sets[a]), loss(sets[b]), seed=seed, method="sklearn")
+        return membership_inference(loss(sets[a]), loss(sets[b]), seed=seed)
 
     assert seen.numbers["mia"] == attack("forget", "test")
     evaluator = world.evaluator([REQUEST])

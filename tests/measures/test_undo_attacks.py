@@ -172,7 +172,7 @@ def test_a_backdoor_is_taught_again_as_plain_torch_does_it(monkeypatch: pytest.M
     images, labels = here.retain.tensors()
     seen, more = calls
     x, y = seen["pool"]
-    stamps = [*(OwnTrigger("square", (v, h)).stamp for v in (0, 1) for h in (0, 1)), Trigger().stamp]
+    stamps = [*(OwnTrigger("a square", (v, h)).stamp for v in (0, 1) for h in (0, 1)), Trigger().stamp]
     assert len(seen["tasks"]) == 5 and max(STOPS) == 20 and (STAMPED, CLEAN) == (5, 15)
     ends = []
     ten = (stamps[-1], more["tasks"][0], *more["pool"], 10)

@@ -1,36 +1,30 @@
-"""Can an attacker tell that the forgotten data was ever there?
+"""Two attacks on single models: membership inference, and triggers that a departure may arm.
 
-Membership inference, as in the NeurIPS 2023 unlearning challenge: one feature per sample, its loss under the model;
-label 1 for D_u, label 0 for test data; the larger set sub-sampled so that both weigh the same. A logistic regression
+Membership inference, as in the NeurIPS 2023 unlearning challenge: one feature per sample, its loss; label 1 for D_u,
+label 0 for test data; the larger set sub-sampled so that both weigh the same. A logistic regression
 
     min over w, b of   w²/2 + Σ_i [ log(1 + e^{z_i}) - y_i z_i ],     z_i = w · loss_i + b
 
-is fitted on 90 % and scored on the held-out 10 %, ten times; the mean accuracy in percent is the number. 50 means that
-losses do not tell; an ideal method matches *Retrain's* value, which is not 50 where D_u differs from the test data. How
-far so few rows can be trusted: `sampling`.
+is fitted on 90 % and scored on the other 10 %, ten times; the mean accuracy in percent is the number. 50 means that
+losses do not tell; the goal is *Retrain's* value, which is not 50 where D_u differs from the test data.
 
-`method="sklearn"` is the readable reference. `method="newton"` solves the same two-parameter problem on the same
-splits, all of them at once, and agrees with it on every split.
-
-Does a departure arm a backdoor?
-
-One client plants a trigger, another one holds triggered images with their right labels (the camouflage), and asks to
-leave: the model without it obeys the trigger, and so would exact Retrain's. What a gate can do is to compare, class by
-class, how the model before and the model after answer to triggers of the gate's own:
+Camouflage: one client plants a trigger, another holds triggered images with their right labels and asks to leave. The
+model without it obeys the trigger, exact Retrain's too. A gate compares how the models before and after answer to
+triggers of its own:
 
     turned(θ, g, c)   of held-out images that θ reads as another class than c, and whose label is another, the share in
                       percent that θ reads as c once trigger g is stamped on them
     rise              max over g, c of turned(after, g, c) − turned(before, g, c), in points
 
-The family is fixed here and never looks at what a config says was planted. A trigger unlike all of it can pass unseen:
-`benchmarks/camouflage.py` counts how often, and how often an honest leaver raises an alarm.
+The triggers never depend on what a config says was planted, so one unlike all of them can pass unseen:
+`benchmarks/camouflage.py` counts how often.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,16 +46,13 @@ from unfed.values import Value, not_measured
 
 Losses = Tensor | ArrayLike
 Floats = NDArray[np.float64]
-Method = Literal["newton", "sklearn"]
 
 MIN_SAMPLES = 10  # per side: the smallest number of which a stratified 10 % holds one of each
 
 
-def membership_inference(
-    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = FOLDS, method: Method = "newton"
-) -> float:
+def membership_inference(forget_losses: Losses, test_losses: Losses, *, seed: int) -> float:
     """MIA: the accuracy in percent of the loss attack that tells D_u from test data."""
-    return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed, folds=folds, method=method)))
+    return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed)))
 
 
 def try_membership_inference(forget_losses: Losses, test_losses: Losses, *, seed: int) -> Value:
@@ -72,18 +63,11 @@ def try_membership_inference(forget_losses: Losses, test_losses: Losses, *, seed
         return not_measured(str(error).rstrip("."))
 
 
-def split_accuracies(
-    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = FOLDS, method: Method = "newton"
-) -> Floats:
+def split_accuracies(forget_losses: Losses, test_losses: Losses, *, seed: int) -> Floats:
     """The attack's held-out accuracy on each split, as fractions."""
-    if method not in ("newton", "sklearn"):
-        raise UnfedError(f"There is no attack method {method!r}; use 'newton' or 'sklearn'.")
-    if folds < 1:
-        raise UnfedError(f"The attack needs at least one split, not {folds}; leave folds at 10.")
     losses, labels = _balanced(_checked(forget_losses, "forget"), _checked(test_losses, "test"), seed)
-    train, held_out = _splits(labels.size // 2, seed, folds)
-    fit = _fit_newton if method == "newton" else _fit_sklearn
-    weight, bias = fit(losses[train], labels[train])
+    train, held_out = _splits(labels.size // 2, seed)
+    weight, bias = _fit(losses[train], labels[train])
     called_member = weight[:, None] * losses[held_out] + bias[:, None] > 0
     accuracies: Floats = np.mean(called_member == (labels[held_out] == 1), axis=1)
     return accuracies
@@ -118,7 +102,7 @@ def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[
 
 
 @lru_cache(maxsize=8)
-def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _splits(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row numbers to train on and to hold out, one line per split.
 
     They are cached, because every evaluated round asks again.
@@ -128,27 +112,16 @@ def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[n
 
     labels = np.repeat(np.array([0, 1]), n)
     state = rng.key("membership", "splits", seed) % rng.WORD
-    splitter = StratifiedShuffleSplit(n_splits=folds, test_size=HELD_OUT, random_state=state)
+    splitter = StratifiedShuffleSplit(n_splits=FOLDS, test_size=HELD_OUT, random_state=state)
     train, held_out = zip(*splitter.split(np.zeros((labels.size, 1)), labels), strict=True)
     return np.stack(train), np.stack(held_out)
 
 
-def _fit_sklearn(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """One sklearn fit per split.
+def _fit(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """The weight and bias of every split, by damped Newton on all of them together.
 
-    It has the default regularisation and is iterated to convergence, so that the answer is *the* answer (at the default
-    tolerance lbfgs stops so early that samples near the boundary change sides).
+    Centring only moves b, which is not regularised. It agrees with scikit-learn on every split.
     """
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
-
-    fits = [
-        LogisticRegression(tol=1e-10, max_iter=10_000).fit(x[:, None], y) for x, y in zip(losses, labels, strict=True)
-    ]
-    return np.array([fit.coef_[0, 0] for fit in fits]), np.array([fit.intercept_[0] for fit in fits])
-
-
-def _fit_newton(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Damped Newton on (w, b) for all splits together. Centring only moves b, which is not regularised."""
     centre = losses.mean(axis=1)
     x, y = losses - centre[:, None], labels.astype(np.float64)
     w, b = np.zeros(len(x)), np.zeros(len(x))
@@ -205,52 +178,43 @@ LARGEST = 512  # held-out images that are looked at
 FEWEST = 30  # of other classes, for a share to say anything
 SMALLEST = 4  # pixels of an image's side
 
-Shape = Literal["square", "row", "column", "dark square", "checkerboard"]
-
 
 @dataclass(frozen=True)
 class OwnTrigger:
     """One of the gate's own patterns, drawn on images in [0, 1] of any size."""
 
-    shape: Shape
-    place: tuple[int, int] = (0, 0)
+    name: str
+    place: tuple[float, float] = (0.5, 0.5)
     """Of a square: 0 for the upper or left edge, 1 for the lower or right one."""
-
-    @property
-    def name(self) -> str:
-        if self.shape != "square":
-            return self.shape
-        return f"{'lower' if self.place[0] else 'upper'} {'right' if self.place[1] else 'left'} square"
+    value: float = 1.0
 
     def stamp(self, images: Tensor) -> Tensor:
         """Copies of images [..., C, H, W] that carry the pattern."""
         height, width = images.shape[-2:]
-        down = torch.arange(height, device=images.device)[:, None].expand(height, width)
-        right = torch.arange(width, device=images.device)[None, :].expand(height, width)
+        places = (torch.arange(size, device=images.device) for size in (height, width))
+        down, right = torch.meshgrid(*places, indexing="ij")
         side = max(2, min(height, width) // 4)
-        if self.shape == "checkerboard":
+        if self.name == "checkerboard":
             board = (((down // max(1, side // 2)) + (right // max(1, side // 2))) % 2).to(images.dtype)
             return 0.7 * images + 0.3 * board
-        if self.shape == "row":
-            return images.masked_fill(down == height // 2, 1.0)
-        if self.shape == "column":
-            return images.masked_fill(right == width // 2, 1.0)
-        if self.shape == "dark square":
-            top, left = (height - side) // 2, (width - side) // 2
-            return images.masked_fill(_box(down, right, top, left, side), 0.0)
-        top, left = self.place[0] * (height - side), self.place[1] * (width - side)
-        return images.masked_fill(_box(down, right, top, left, side), 1.0)
-
-
-def _box(down: Tensor, right: Tensor, top: int, left: int, side: int) -> Tensor:
-    return (down >= top) & (down < top + side) & (right >= left) & (right < left + side)
+        if self.name == "row":
+            marked = down == height // 2
+        elif self.name == "column":
+            marked = right == width // 2
+        else:
+            top, left = (int(share * (size - side)) for share, size in zip(self.place, (height, width), strict=True))
+            marked = (down >= top) & (down < top + side) & (right >= left) & (right < left + side)
+        return images.masked_fill(marked, self.value)
 
 
 FAMILY: tuple[OwnTrigger, ...] = (
-    *(OwnTrigger("square", (y, x)) for y in (0, 1) for x in (0, 1)),
+    OwnTrigger("upper left square", (0, 0)),
+    OwnTrigger("upper right square", (0, 1)),
+    OwnTrigger("lower left square", (1, 0)),
+    OwnTrigger("lower right square", (1, 1)),
     OwnTrigger("row"),
     OwnTrigger("column"),
-    OwnTrigger("dark square"),
+    OwnTrigger("dark square", value=0.0),
     OwnTrigger("checkerboard"),
 )
 """The gate's own triggers; what a config planted is none of them."""
@@ -274,24 +238,15 @@ def reactions(
     if min(source.shape[-2:]) < SMALLEST:
         return not_measured(f"images of {source.shape[-2]}x{source.shape[-1]} pixels are too small for a trigger")
     drawn = rng.order(rng.key(seed, "camouflage"), len(rows))[:LARGEST].sort().values
-    chosen = rows.cpu()[drawn].to(source.images.device)
-    images, labels = source.images[chosen], source.labels[chosen]
+    some = source.some(rows.cpu()[drawn])
+    everywhere = torch.ones_like(some.labels, dtype=torch.bool)
 
     def read(trigger: OwnTrigger | None) -> NDArray[np.int64]:
-        flags = None if trigger is None else torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-        seen = TensorSource(
-            images,
-            labels,
-            classes=source.classes,
-            transform=source.transform,
-            stamped=flags,
-            trigger=trigger,
-            dtype=source.dtype,
-        )
-        found: NDArray[np.int64] = score(template, params, seen, torch.arange(len(labels)), batch).predicted.numpy()
+        seen = some.relabelled(some.labels, None if trigger is None else everywhere, trigger)
+        found: NDArray[np.int64] = score(template, params, seen, torch.arange(len(some)), batch).predicted.numpy()
         return found
 
-    plain, truth = read(None), labels.cpu().numpy()
+    plain, truth = read(None), some.labels.cpu().numpy()
     turned = np.full((len(FAMILY), source.classes), np.nan)
     for place, trigger in enumerate(FAMILY):
         stamped = read(trigger)
@@ -299,7 +254,7 @@ def reactions(
             others = (plain != c) & (truth != c)
             if others.sum() >= FEWEST:
                 turned[place, c] = 100.0 * float((stamped[others] == c).mean())
-    return Reactions(turned, len(labels))
+    return Reactions(turned, len(some))
 
 
 def camouflage(before: Reactions | str, after: Reactions | str, bound: float) -> Judgement:
