@@ -14,8 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from ablation_bench import Bench, kept
-from unfed.measures.undo import Budget, Grid, Knowledge, flip, realign, relearn, resurface
-from unfed.measures.undo import Scene as Undoing
+from unfed.measures.undo.flip import Knowledge, flip
+from unfed.measures.undo.refits import Grid, realign, relearn, resurface
+from unfed.measures.undo.scene import Budget
+from unfed.measures.undo.scene import Scene as Undoing
 from unfed.model.layers import Choice, choose
 from unfed.model.params import Params
 from unfed.model.perturb import Perturbed

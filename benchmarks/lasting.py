@@ -39,9 +39,11 @@ from unfed.config.config import Config
 from unfed.data import Request, triggered
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State
-from unfed.measures import undo
-from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View
+from unfed.measures.undo import flip, refits, traces
+from unfed.measures.undo.flip import Knowledge
 from unfed.measures.undo.measure import perturbed_before
+from unfed.measures.undo.refits import Grid
+from unfed.measures.undo.scene import Budget, Scene, View
 from unfed.methods import METHODS, Method, Retrain, Sealed
 from unfed.methods.sealed import drawn_from
 from unfed.model.layers import choose
@@ -238,21 +240,21 @@ class Sight:
         known = Knowledge(method.title, method.perturbed(scene.template.module))
         found: dict[str, Any] = {}
         if told.undo != "light":
-            best = undo.realign(scene, params, known, grid)
+            best = refits.realign(scene, params, known, grid)
             names = ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
             found = {name: best.get(name) for name in names} | {"rates": grid.rates, "batch": grid.budget.batch}
             found |= {"rows": grid.rows, "steps": grid.budget.stops, "tries": [_short(one) for one in best["tries"]]}
         if told.undo == "realign":
             return found
         theta, lr = self.bench.theta, self.bench.world.config.training.lr
-        back, passes = undo.flip(scene, params, known), {"rounds": told.passes}
+        back, passes = flip.flip(scene, params, known), {"rounds": told.passes}
         found |= {"flip": {name: back.get(name) for name in ("forget", "test", "backdoor")}, **self.light(params)}
         if told.undo == "light":
             return found
-        up = undo.resurface(scene, params, lr, **passes)
-        again = undo.relearn(scene, params, float(scene.forgotten(theta)), lr / 10, **passes)
-        way = undo.path(scene, params, theta)
-        apart = undo.difference(scene, params, theta, perturbed_before(theta, known))
+        up = refits.resurface(scene, params, lr, **passes)
+        again = refits.relearn(scene, params, float(scene.forgotten(theta)), lr / 10, **passes)
+        way = traces.path(scene, params, theta)
+        apart = traces.difference(scene, params, theta, perturbed_before(theta, known))
         return found | {
             "resurface": {name: up[name] for name in ("rounds", "forget_rise", "backdoor_rise")},
             "relearn": {name: again[name] for name in ("rounds", "areas", "area")},
@@ -265,8 +267,8 @@ class Sight:
     def light(self, params: Params) -> dict[str, Any]:
         """The attacks that fit nothing or for twenty steps: a class's bias lifted, a backdoor taught again."""
         scene = self.scene()
-        lifted = undo.lift(scene, params)
-        taught = undo.triggers(scene, params, self.bench.world.config.training.lr)
+        lifted = flip.lift(scene, params)
+        taught = refits.triggers(scene, params, self.bench.world.config.training.lr)
         return {
             "lift": {name: lifted[name] for name in ("back_1", "back_5") if name in lifted},
             "triggers": {name: taught[name] for name in ("own", "known") if name in taught},

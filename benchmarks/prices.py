@@ -48,8 +48,10 @@ from unfed.data import Request, triggered
 from unfed.errors import UnfedError
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import Schedule, State
-from unfed.measures import undo
-from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View
+from unfed.measures.undo import flip, refits, traces
+from unfed.measures.undo.flip import Knowledge
+from unfed.measures.undo.refits import Grid
+from unfed.measures.undo.scene import Budget, Scene, View
 from unfed.methods import METHODS, Led, Method
 from unfed.model.networks import ResNet
 from unfed.model.params import Params
@@ -245,21 +247,21 @@ class Judge:
         scene, theta, rate = self.scene, self.federation.theta, ATTACK_RATE[self.federation.options.data]
         known = Knowledge(method.title, method.perturbed(scene.template.module))
         back, taught, lifted = (
-            undo.flip(scene, params, known),
-            undo.triggers(scene, params, rate),
-            undo.lift(scene, params),
+            flip.flip(scene, params, known),
+            refits.triggers(scene, params, rate),
+            flip.lift(scene, params),
         )
-        found: dict[str, Any] = {name: part for name, part in undo.inside(scene, params, theta).items()}
+        found: dict[str, Any] = {name: part for name, part in traces.inside(scene, params, theta).items()}
         found["flip"] = {name: back[name] for name in ("forget", "test", "backdoor") if name in back}
         found["triggers"] = {name: taught[name] for name in ("own", "known", "gained") if name in taught}
         found["lift"] = {name: lifted[name] for name in ("back_1", "back_5") if name in lifted}
         if all_:
             budget = Budget(stops=(100, 600), batch=128)
-            again = undo.realign(scene, params, known, Grid((1000,), budget, (0.02,), singles=3, restarts=1))
+            again = refits.realign(scene, params, known, Grid((1000,), budget, (0.02,), singles=3, restarts=1))
             found["realign"] = {
                 n: again.get(n) for n in ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
             }
-            slow = undo.relearn(scene, params, float(scene.forgotten(theta)), rate / 10, rounds=5)
+            slow = refits.relearn(scene, params, float(scene.forgotten(theta)), rate / 10, rounds=5)
             found["relearn"] = {name: slow[name] for name in ("areas", "area")}
         return found
 

@@ -18,7 +18,9 @@ from unfed.federation.protocol import Server
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import Settings
 from unfed.folder.folder import RunFolder
-from unfed.measures.undo import Budget, Effort, Grid
+from unfed.measures.undo.measure import Effort
+from unfed.measures.undo.refits import Grid
+from unfed.measures.undo.scene import Budget
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.requests.entry import Job

@@ -19,7 +19,9 @@ from flower_grid import foreign_grid
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
 from unfed.flower import Probes, Unlearn, negate, node_with
-from unfed.measures.undo import Budget, Effort, Grid
+from unfed.measures.undo.measure import Effort
+from unfed.measures.undo.refits import Grid
+from unfed.measures.undo.scene import Budget
 
 QUICK = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
 

@@ -27,7 +27,7 @@ from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.folder.subtraction import OWN
 from unfed.measures.evaluator import Evaluator
-from unfed.measures.undo import undo
+from unfed.measures.undo.measure import undo
 from unfed.requests import book as books
 from unfed.requests.options import RequestOptions
 from unfed.runs import probe as probing

@@ -13,30 +13,21 @@ from torch import Tensor, nn
 
 from unfed.client.plan import Optimiser
 from unfed.data.source import TensorSource
-from unfed.measures.undo import (
+from unfed.measures.undo.flip import Knowledge, flipped
+from unfed.measures.undo.flip import flip as flip_of
+from unfed.measures.undo.measure import (
     MEASUREMENTS,
     UNTRIED,
-    Budget,
     Effort,
-    FitTask,
     Found,
     Going,
-    Grid,
-    Knowledge,
     ProbedModels,
-    Problem,
-    Scene,
     Shared,
-    View,
+    perturbed_before,
     undo,
 )
-from unfed.measures.undo import difference as difference_of
-from unfed.measures.undo import flip as flip_of
-from unfed.measures.undo import realign as realign_of
-from unfed.measures.undo import relearn as relearn_of
-from unfed.measures.undo.flip import flipped
-from unfed.measures.undo.measure import perturbed_before
 from unfed.measures.undo.refits import (
+    Grid,
     Try,
     area,
     beginnings,
@@ -49,8 +40,11 @@ from unfed.measures.undo.refits import (
     rounds_until,
     unmixing,
 )
-from unfed.measures.undo.scene import batches, fit, one_by_one, stacked
+from unfed.measures.undo.refits import realign as realign_of
+from unfed.measures.undo.refits import relearn as relearn_of
+from unfed.measures.undo.scene import Budget, FitTask, Problem, Scene, View, batches, fit, one_by_one, stacked
 from unfed.measures.undo.traces import between, cosine, histogram, path, peak, variation
+from unfed.measures.undo.traces import difference as difference_of
 from unfed.model.functional import Net, Template
 from unfed.model.layers import Choice
 from unfed.model.params import Params, params_of

@@ -15,11 +15,11 @@ from pages import probes, undone
 from unfed.data import TensorSource, triggered
 from unfed.data.poison import Trigger
 from unfed.measures.attacks import OwnTrigger
-from unfed.measures.undo import Scene, View, inside, lift, triggers
-from unfed.measures.undo import triggers as package
-from unfed.measures.undo.flip import NO_CLASS, gaps, largest_lift
-from unfed.measures.undo.refits import CLEAN, STAMPED, STOPS
-from unfed.measures.undo.traces import auc, ridge
+from unfed.measures.undo.flip import NO_CLASS, gaps, largest_lift, lift
+from unfed.measures.undo.refits import CLEAN, STAMPED, STOPS, triggers
+from unfed.measures.undo.refits import triggers as package
+from unfed.measures.undo.scene import Scene, View
+from unfed.measures.undo.traces import auc, inside, ridge
 from unfed.model.functional import Template
 from unfed.model.params import Params, params_of
 from unfed.report.undo import comes_back, grid

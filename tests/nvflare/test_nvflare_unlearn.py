@@ -39,7 +39,7 @@ from unfed.api import write_report
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedWarning
 from unfed.folder.folder import RunFolder
-from unfed.measures.undo import Effort
+from unfed.measures.undo.measure import Effort
 from unfed.nvflare import UnlearnFedAvg, noted, staying_rows
 from unfed.remote.probes import Probes
 from unfed.requests.entry import Job

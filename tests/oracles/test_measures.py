@@ -26,7 +26,8 @@ from unfed.data.scope import own_marks
 from unfed.measures.attacks import membership_inference
 from unfed.measures.population import attacks, distances, intervals
 from unfed.measures.population.intervals import over_models, over_models_and_rows, permuted
-from unfed.measures.undo import Scene, View, inside
+from unfed.measures.undo.scene import Scene, View
+from unfed.measures.undo.traces import inside
 
 
 def drawn(seed: int) -> np.random.Generator:

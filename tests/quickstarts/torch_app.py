@@ -39,7 +39,9 @@ def tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def probes() -> Probes:
     """A server that holds rows like those of partitions 1, 2 and, to see what comes back, of the leaver."""
     from unfed.flower import Probes  # not at the top: a client's process imports this file for every message
-    from unfed.measures.undo import Budget, Effort, Grid
+    from unfed.measures.undo.measure import Effort
+    from unfed.measures.undo.refits import Grid
+    from unfed.measures.undo.scene import Budget
 
     effort = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
     retain, test, forget = (tensors(*digits_of(k)) for k in (1, 2, 0))

@@ -9,7 +9,7 @@ from unfed.api import write_report
 from unfed.cli.display import can_be_undone, next_steps, story, undone_words
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.measures import undo
+from unfed.measures.undo import flip, refits
 from unfed.model.perturb import PERTURBATIONS
 from unfed.report.sentences import verdicts
 from unfed.requests.entry import Entry, now
@@ -80,7 +80,7 @@ def test_a_later_request_is_no_part_of_the_story(run: Run, lines: Any, monkeypat
 
 def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked: Any) -> None:
     scene, models, knowledge = attacked
-    turned = undo.flip(scene, models["not"], knowledge)
+    turned = flip.flip(scene, models["not"], knowledge)
     first, last = can_be_undone(run)
     assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
     assert "Retrain lasts" in last and f"unfed probe {run.folder.path}" in last
@@ -90,7 +90,7 @@ def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, a
     scene, models, knowledge = attacked
     can_be_undone(run)
     page = write_report(run).read_text(encoding="utf-8")
-    turned = undo.flip(scene, models["not"], knowledge)
+    turned = flip.flip(scene, models["not"], knowledge)
     assert f"brings that to {turned['backdoor']:.1f}" in page and "Undoing was not tried" not in page
 
 
@@ -122,30 +122,30 @@ def attacked(run: Run) -> Any:
     return (
         scene_of(world, requests),
         models,
-        undo.Knowledge("NoT", run.config.method("not").perturbed(world.template.module)),
+        flip.Knowledge("NoT", run.config.method("not").perturbed(world.template.module)),
     )
 
 
 def test_one_minus_sign_brings_the_backdoor_back_after_not_and_not_after_retrain(attacked: Any) -> None:
     scene, models, knowledge = attacked
-    assert undo.flip(scene, models["not"], knowledge)["backdoor"] >= 50
-    assert undo.flip(scene, models["retrain"], knowledge)["backdoor"] < 10
+    assert flip.flip(scene, models["not"], knowledge)["backdoor"] >= 50
+    assert flip.flip(scene, models["retrain"], knowledge)["backdoor"] < 10
 
 
 def test_a_flip_that_does_nothing_would_be_noticed(attacked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, models, knowledge = attacked
     monkeypatch.setitem(PERTURBATIONS, "negate", lambda params, choices: params)
-    assert undo.flip(scene, models["not"], knowledge)["backdoor"] < 50
+    assert flip.flip(scene, models["not"], knowledge)["backdoor"] < 50
 
 
 @pytest.mark.slow
 def test_a_handful_of_retained_images_makes_the_flipped_model_usable(attacked: Any) -> None:
     scene, models, knowledge = attacked
-    grid = undo.Grid(rows=(100,), budget=undo.Budget(stops=(50,)), restarts=1)
-    found = {name: undo.realign(scene, model, knowledge, grid) for name, model in models.items()}
+    grid = refits.Grid(rows=(100,), budget=scene.Budget(stops=(50,)), restarts=1)
+    found = {name: refits.realign(scene, model, knowledge, grid) for name, model in models.items()}
     assert found["not"]["backdoor"] >= 50 and found["retrain"]["backdoor"] < 10
     assert found["not"]["backdoor_at"]["start"] == "flip"
     assert found["not"]["backdoor_at"]["test"] >= scene.quick(models["not"])["test"] - 5
-    broken = undo.Grid(rows=(100,), budget=undo.Budget(stops=(1,)), restarts=1)  # one step fits nothing
-    spoiled = undo.realign(scene, models["not"], knowledge, broken)
+    broken = refits.Grid(rows=(100,), budget=scene.Budget(stops=(1,)), restarts=1)  # one step fits nothing
+    spoiled = refits.realign(scene, models["not"], knowledge, broken)
     assert not isinstance(spoiled["backdoor"], float) or spoiled["backdoor"] < 50

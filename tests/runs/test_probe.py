@@ -26,7 +26,8 @@ from unfed.folder.layout import Undoing
 from unfed.folder.study_results import Target, file_of
 from unfed.folder.study_results import measured as measured_in
 from unfed.folder.study_results import targets as targets_in
-from unfed.measures.undo import NOT_TRIED, Effort, Grid
+from unfed.measures.undo.measure import NOT_TRIED, Effort
+from unfed.measures.undo.refits import Grid
 from unfed.methods import FineTune
 from unfed.report.figures import undo_pictures
 from unfed.report.undo import NOT_PROBED, UndoSection, comes_back, grid, sentence

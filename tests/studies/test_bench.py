@@ -23,7 +23,7 @@ from unfed.cli.main import app
 from unfed.config import revisions
 from unfed.errors import UnfedError
 from unfed.federation.state import Ledger
-from unfed.measures.undo import Knowledge
+from unfed.measures.undo.flip import Knowledge
 from unfed.methods import METHODS, State
 from unfed.report import figures, scorecards
 from unfed.report.drawing import Picture

@@ -33,7 +33,7 @@ from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed, nearest
 from unfed.folder.folder import RunFolder
 from unfed.measures.trajectory import Line
-from unfed.measures.undo import INVERSES, REDRAWN
+from unfed.measures.undo.flip import INVERSES, REDRAWN
 from unfed.methods import Method, NoT, admit, find, known_as
 from unfed.model.calling import copied, unwrapped
 from unfed.model.language import plain, text_rows

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
-from unfed.measures.undo import Effort, Knowledge, ProbedModels, Scene, View, undo
+from unfed.measures.undo.flip import Knowledge
+from unfed.measures.undo.measure import Effort, ProbedModels, undo
+from unfed.measures.undo.scene import Scene, View
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of

@@ -17,8 +17,8 @@ from unfed.errors import listed
 from unfed.folder.info import RunInfo
 from unfed.folder.layout import Undoing
 from unfed.measures.metrics import accuracy_error, attack_error, mean_std
-from unfed.measures.undo import NOT_TRIED
 from unfed.measures.undo.flip import NO_CLASS
+from unfed.measures.undo.measure import NOT_TRIED
 from unfed.measures.undo.refits import NOTHING_PLANTED
 from unfed.report.tables import moved_by_chance, number_text
 from unfed.values import PREFIX, Value, is_measured, not_measured

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from unfed.config.config import Config
 from unfed.errors import UnfedWarning
-from unfed.measures.undo import INVERSES, REDRAWN
+from unfed.measures.undo.flip import INVERSES, REDRAWN
 from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
 from unfed.requests.book import Book

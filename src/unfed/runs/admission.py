@@ -35,7 +35,7 @@ from unfed.folder import carriers
 from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.measures.trajectory import Line
-from unfed.measures.undo import INVERSES, REDRAWN
+from unfed.measures.undo.flip import INVERSES, REDRAWN
 from unfed.methods import METHODS, Method, NoT, Retrain, admit
 from unfed.methods.base import Lineage, runs_in
 from unfed.requests import book as books

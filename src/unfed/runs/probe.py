@@ -23,22 +23,20 @@ from unfed.folder.folder import WITHOUT, RunFolder
 from unfed.folder.layout import Description, Undoing, out_of_sight
 from unfed.folder.study_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
-from unfed.measures.undo import (
+from unfed.measures.undo.flip import Knowledge
+from unfed.measures.undo.measure import (
     MEASUREMENTS,
     UNTRIED,
-    Budget,
     Effort,
     Found,
     Going,
-    Grid,
-    Knowledge,
     ProbedModels,
-    Scene,
     Shared,
-    View,
     turned_back,
     undo,
 )
+from unfed.measures.undo.refits import Grid
+from unfed.measures.undo.scene import Budget, Scene, View
 from unfed.model.params import Params
 from unfed.records import Plain
 from unfed.requests.entry import Job

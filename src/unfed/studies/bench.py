@@ -38,12 +38,14 @@ from unfed import plugins, records, storage
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
-from unfed.measures import undo
 from unfed.measures.population import Judge
 from unfed.measures.population.intervals import over_models
 from unfed.measures.population.judge import LEVEL, fewest
 from unfed.measures.population.store import RETRAIN
-from unfed.measures.undo import Knowledge, Scene
+from unfed.measures.undo.flip import Knowledge, flipped, lift
+from unfed.measures.undo.refits import relearn, triggers
+from unfed.measures.undo.scene import Scene
+from unfed.measures.undo.traces import inside
 from unfed.methods import METHODS, Method, State, find
 from unfed.methods.base import Central
 from unfed.model.params import Params
@@ -594,17 +596,17 @@ def probes(scene: Scene, params: Params, before: Params, known: Knowledge, rate:
     is back, else accuracy on the forgotten rows.
     """
     what = "backdoor" if scene.backdoor is not None else "forget"
-    inside = undo.inside(scene, params, before)
-    stitched = inside["stitch"].get("class_back" if scene.classes else what, inside["stitch"].get("reason"))
+    within = inside(scene, params, before)
+    stitched = within["stitch"].get("class_back" if scene.classes else what, within["stitch"].get("reason"))
     found: dict[str, Any] = {AS_IT_IS: scene.quick(params)[what], "stitched": stitched}
     if known.inverse is not None:
-        found["turned back"] = scene.quick(undo.flipped(params, known.choices, known.inverse))[what]
+        found["turned back"] = scene.quick(flipped(params, known.choices, known.inverse))[what]
     if scene.backdoor is not None:
-        found["taught again"] = undo.triggers(scene, params, rate).get("known")
+        found["taught again"] = triggers(scene, params, rate).get("known")
         return found
     if scene.classes:
-        found |= {"lifted": undo.lift(scene, params)["back_1"], "read from 20 rows": inside["probe"].get("reads_20")}
-    again = undo.relearn(scene, params, scene.forgotten(before), rate / 10, counts=(10,), rounds=3)
+        found |= {"lifted": lift(scene, params)["back_1"], "read from 20 rows": within["probe"].get("reads_20")}
+    again = relearn(scene, params, scene.forgotten(before), rate / 10, counts=(10,), rounds=3)
     return found | {"relearnt": again["area"]}
 
 
