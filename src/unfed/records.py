@@ -119,6 +119,15 @@ def read(kind: Callable[..., T], raw: Any, where: str, remedy: str = "restore it
     return found
 
 
+def read_text(kind: Callable[..., T], text: str | bytes, where: str, remedy: str) -> T:
+    """The value that a text of JSON stands for."""
+    try:
+        raw = parsed(text)
+    except ValueError as error:
+        raise UnfedError(f"{where} is no JSON ({error}); {remedy}.") from error
+    return read(kind, raw, where, remedy)
+
+
 def fits(kind: Any, raw: Any) -> bool:
     """Whether a piece of JSON stands for such a value."""
     try:

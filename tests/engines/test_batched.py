@@ -114,22 +114,6 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["mapped", "recorded"])
-def test_labels_drawn_once_are_the_same_in_a_stack(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    clients, (template, params) = federation((12, 9, 21)), model()
-
-    def trained(engine: Engine, **numbers: bool) -> dict[str, Params]:
-        plan = plan_of(replace(BASE, objective=term("random_label", **numbers), view="all", epochs=2))
-        return {b.clients[0]: b.of(0) for b in answers(engine, plan, params, clients, {})}
-
-    once, anew = trained(Sequential(template, clients), once=True), trained(Sequential(template, clients))
-    stacked = trained(Batched(template, clients, compile=compile), once=True)
-    for name, one in once.items():
-        assert max(float((stacked[name][n] - t).abs().max()) for n, t in one.items()) < 1e-9
-        assert max(float((anew[name][n] - t).abs().max()) for n, t in one.items()) > 1e-4
-
-
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet"])
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
 def test_every_objective_is_the_same_stacked(objective: str, scheme: str) -> None:
@@ -166,7 +150,6 @@ def test_how_many_clients_share_a_stack_does_not_matter(chunk: int) -> None:
     [
         replace(BASE, steps=7),
         replace(BASE, epochs=3, cap=2),
-        replace(BASE, view="all", thinned=term("drawn", share=0.4, seed=3)),
         replace(BASE, penalties=(term("l1", alpha=1e-3),)),
         BASE.with_optimiser(clip=0.1),
         BASE.with_optimiser(momentum=0.0, decay=0.0),
@@ -186,7 +169,6 @@ def test_how_many_clients_share_a_stack_does_not_matter(chunk: int) -> None:
     ids=[
         "steps",
         "cap",
-        "thin",
         "l1",
         "clip",
         "plain",

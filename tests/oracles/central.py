@@ -6,7 +6,6 @@ asked for, the federation has one client and the optimiser goes on from round to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 
@@ -79,36 +78,22 @@ def l1_sparse(fed: Federation, theta: Model, alpha: float, epochs: int) -> Itera
         theta = mean(models, fed.rows("retain"))
 
 
-def badt(
-    fed: Federation,
-    theta: Model,
-    temperature: float = 1.0,
-    reduction: str = "batchmean",
-    share: float = 1.0,
-    adam: bool = False,
-) -> Iterator[Model]:
-    """Taught by a fresh model on D_u and by θ* on D_r, or on a share of D_r that is drawn once."""
+def badt(fed: Federation, theta: Model, temperature: float = 1.0) -> Iterator[Model]:
+    """Taught by a fresh model on D_u and by θ* on D_r."""
     good, bad, student = theta, fed.draws.fresh("bad teacher"), theta
     for round in count(1):
         yield student
-        models, weights = {}, {}
+        models = {}
         for k, client in fed.clients.items():
-            stay = client.view("retain")
-            chosen = stay[fed.draws.thinned(k, len(stay))[: math.floor(share * len(stay) + 1e-9)]]
-            rows = torch.cat([client.view("forget"), chosen if share < 1 else stay]).sort().values
             taught = torch.where(client.forget[:, None], asked(bad, client.x), asked(good, client.x))
             net = net_of(student)
 
             def loss(net: Net, step: Step, taught: Tensor = taught) -> Tensor:
-                found = kl(taught[step.rows] / temperature, net(step.x) / temperature)
-                return found / 3 if reduction == "mean" else found
+                return kl(taught[step.rows] / temperature, net(step.x) / temperature)
 
-            rule: torch.optim.Optimizer = sgd(fed, net.parameters())
-            if adam:
-                rule = torch.optim.Adam(net.parameters(), lr=fed.lr, weight_decay=fed.decay)
-            descend(net, rule, steps(fed, k, "all", round, rows=rows), loss)
-            models[k], weights[k] = model_of(net), len(rows)
-        student = mean(models, weights)
+            descend(net, sgd(fed, net.parameters()), steps(fed, k, "all", round), loss)
+            models[k] = model_of(net)
+        student = mean(models, fed.rows("all"))
 
 
 def randl(
@@ -116,7 +101,6 @@ def randl(
     theta: Model,
     *,
     exclude_true: bool = False,
-    once: bool = False,
     free: dict[str, Tensor] | None = None,
 ) -> Iterator[Model]:
     """Drawn labels on D_u, then true ones on D_r, with one optimiser; SalUn: of the weights only the `free` move."""
@@ -130,10 +114,7 @@ def randl(
 
             def drawn(net: Net, step: Step, k: str = k, round: int = round) -> Tensor:
                 high = 2 if exclude_true else 3
-                if once:
-                    labels = fed.draws.labels_once(k, step.rows, high)
-                else:
-                    labels = fed.draws.labels(round, k, step.epoch, step.rows, high)
+                labels = fed.draws.labels(round, k, step.epoch, step.rows, high)
                 if exclude_true:  # counted on from the true one
                     labels = (step.y + 1 + labels) % 3
                 return right(net, step.x, labels)

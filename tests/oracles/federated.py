@@ -178,7 +178,7 @@ def sealed(fed: Federation, theta: Model, draw: bytes, how: str, keep: float) ->
 # --- FedEraser --------------------------------------------------------------------------------------------------------
 
 
-def federaser(fed: Federation, past: Sequence[Past], every: int = 1, granularity: str = "tensor") -> Iterator[Model]:
+def federaser(fed: Federation, past: Sequence[Past], every: int = 1) -> Iterator[Model]:
     """The training once more without the leavers, each update as long as it was then; `fed` draws as training did."""
     stay, weights = fed.holding("retain"), fed.rows("retain")
     model = mean({k: past[0].models[k] for k in stay}, weights)
@@ -189,18 +189,15 @@ def federaser(fed: Federation, past: Sequence[Past], every: int = 1, granularity
             trained = local(fed, model, k, t)
             new = {n: trained[n] - model[n] for n in PARAMETERS}
             old = {n: then.models[k][n] - then.before[n] for n in PARAMETERS}
-            if granularity == "global":
-                scale = dict.fromkeys(PARAMETERS, ratio(list(old.values()), list(new.values())))
-            else:
-                scale = {n: ratio([old[n]], [new[n]]) for n in PARAMETERS}
+            scale = {n: ratio(old[n], new[n]) for n in PARAMETERS}
             calibrated[k] = trained | {n: model[n] + scale[n] * new[n] for n in PARAMETERS}  # buffers as they come
         model = mean(calibrated, weights)
         yield model
 
 
-def ratio(old: list[Tensor], new: list[Tensor]) -> float:
+def ratio(old: Tensor, new: Tensor) -> float:
     """‖U‖ / ‖Û‖, and 0 where there is nothing to make longer."""
-    then, now = (math.sqrt(sum(float(u.square().sum()) for u in some)) for some in (old, new))
+    then, now = (math.sqrt(float(u.square().sum())) for u in (old, new))
     return then / now if now > 0 else 0.0
 
 
@@ -274,12 +271,10 @@ def mode(
     fed: Federation,
     theta: Model,
     method: Any,
-    degrading: Mapping[str, float],
-    guiding: Mapping[str, float],
-    owning: Mapping[str, float],
-    keep: float,
 ) -> Iterator[tuple[Model, Model, bool]]:
     """Each round's θ and φ, and whether last round's φ would have said something else about D_u."""
+    degrading, guiding = ({"lr": lr, "momentum": 0.0} for lr in (method.degradation_lr, method.lr))
+    keep = method.coefficient
     phi = fed.draws.fresh("degraded model")
     yield theta, phi, False
     for r in range(1, method.guidance + 1):
@@ -296,8 +291,7 @@ def mode(
             def loss(net: Any, step: Step, guided: Client = guided) -> Tensor:
                 return cross_entropy(net, Step(guided, step.epoch, step.rows))
 
-            numbers = owning if client.forget.any() else guiding
-            models[k] = local(fed, theta, k, r, "all", loss, **numbers)
+            models[k] = local(fed, theta, k, r, "all", loss, **guiding)
         theta = mean(models, fed.rows("all"))
         yield theta, phi, stale
     for model in islice(recovery(fed, theta, method.guidance + 1), 1, None):
@@ -345,9 +339,7 @@ def contrasted(fed: Federation, theta: Model, psi: Model, k: str, method: Any) -
         losses.clear()
         descend(net, adam, islice(batches, method.fuse_every), contrast)
         own = model_of(net)
-        base, donor = (theta, own) if method.fusion_order == "repo_call" else (own, theta)
-        # What is not fused, running statistics among it, stays with the base.
-        net.load_state_dict(base | {n: fused(base[n], donor[n], method.rho) for n in WEIGHTS}, strict=False)
+        net.load_state_dict(own | {n: fused(own[n], theta[n], method.rho) for n in WEIGHTS}, strict=False)
         rates.append(adam.param_groups[0]["lr"])
         slower.step(sum(losses) / len(losses))
     return model_of(net), rates

@@ -83,12 +83,6 @@ class Draws(Protocol):
     def labels(self, round: int, client: str, epoch: int, rows: Tensor, classes: int) -> Tensor:
         """A number below `classes` for each of these forgotten rows, drawn in this pass."""
 
-    def labels_once(self, client: str, rows: Tensor, classes: int) -> Tensor:
-        """The same, drawn once for all rounds."""
-
-    def thinned(self, client: str, n: int) -> Tensor:
-        """The order in which a share of n retained rows is chosen."""
-
     def fresh(self, *purpose: str | int) -> Model:
         """A fresh initialisation."""
 

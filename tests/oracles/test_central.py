@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from oracles import central as twins
 from oracles.plain import Model, descend, model_of, net_of, steps
 from oracles.world import (
     DECAY,
-    EPOCHS,
     LR,
     after,
     agree,
@@ -24,15 +22,11 @@ from oracles.world import (
     plainly,
     same_way,
     serve,
-    template,
 )
-from unfed.client.batch import positions_of
-from unfed.client.plan import Phase, term
 from unfed.data.scope import ClientData
 from unfed.federation.state import Schedule
 from unfed.methods import BadTeacher, FineTune, GradientAscent, L1Sparse, NoT, RandL, SalUn, SelectiveSynapticDampening
 from unfed.methods.base import Method
-from unfed.model.functional import forward_flops
 
 THETA = fresh(1)
 PLAIN = floats(THETA)
@@ -111,33 +105,8 @@ def test_l1_sparse_adds_a_penalty_that_falls_to_nothing() -> None:
     same_way(method, serve(who, THETA), twins.l1_sparse(plainly(who), PLAIN, 0.08, 2), 3)
 
 
-@pytest.mark.parametrize("reduction", ["batchmean", "mean"])
-def test_badt_is_taught_by_the_bad_teacher_on_the_forgotten_rows_and_by_the_old_model_elsewhere(
-    reduction: Literal["batchmean", "mean"],
-) -> None:
-    method = BadTeacher(temperature=2.0, reduction=reduction)
-    same_way(method, serve(marked(), THETA), twins.badt(plainly(marked()), PLAIN, 2.0, reduction), 2)
-
-
-def test_badt_on_a_share_of_the_retained_rows_is_taught_the_same_ones_in_every_round() -> None:
-    """Of 6, 18 and 15 retained rows 2, 7 and 6, drawn for each client; they and the forgotten ones are its weight."""
-    server = serve(marked(), THETA)
-    same_way(BadTeacher(retain_frac=0.4), server, twins.badt(plainly(marked()), PLAIN, share=0.4), 2)
-    taught = 4 + 2 + 12 + 7 + 6
-    assert server.ledger.flops == forward_flops(template()) * (3 + 2) * 2 * EPOCHS * taught, "and two teachers look on"
-
-
-def test_a_share_of_the_retained_rows_is_a_draw_of_the_seed_and_every_forgotten_row_stays() -> None:
-    phase, client = Phase(view="all"), marked()["b"]
-    drawn = [positions_of(replace(phase, thinned=term("drawn", share=0.5, seed=s)), client) for s in (1, 1, 2)]
-    assert [len(found) for found in drawn] == [12 + 9] * 3
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert all(set(range(12)) <= set(found.tolist()) for found in drawn)
-
-
-def test_badt_can_take_adam() -> None:
-    server = serve(marked(), THETA, lr=0.01)
-    same_way(BadTeacher(optimiser="adam"), server, twins.badt(plainly(marked(), lr=0.01), PLAIN, adam=True), 1, 1e-9)
+def test_badt_is_taught_by_the_bad_teacher_on_the_forgotten_rows_and_by_the_old_model_elsewhere() -> None:
+    same_way(BadTeacher(temperature=2.0), serve(marked(), THETA), twins.badt(plainly(marked()), PLAIN, 2.0), 2)
 
 
 def test_randl_teaches_the_drawn_labels_and_then_the_true_ones_with_one_optimiser() -> None:
@@ -147,14 +116,6 @@ def test_randl_teaches_the_drawn_labels_and_then_the_true_ones_with_one_optimise
 def test_randl_that_excludes_the_true_label_counts_on_from_it() -> None:
     method = RandL(exclude_true=True)
     same_way(method, serve(marked(), THETA), twins.randl(plainly(marked()), PLAIN, exclude_true=True), 2)
-
-
-def test_once_drawn_labels_do_not_depend_on_the_round() -> None:
-    """With `relabel = "once"` a row is taught one label in all rounds, otherwise one of each pass."""
-    once = twins.randl(plainly(marked()), PLAIN, once=True)
-    seen = same_way(RandL(relabel="once"), serve(marked(), THETA), once, 2)
-    anew = twins.after_rounds(twins.randl(plainly(marked()), PLAIN), 2)
-    assert differ(seen[-1], anew)
 
 
 def test_ssd_shrinks_what_matters_more_to_the_forgotten_rows_than_to_all() -> None:
@@ -170,13 +131,11 @@ def test_ssd_shrinks_what_matters_more_to_the_forgotten_rows_than_to_all() -> No
     )
 
 
-@pytest.mark.parametrize(("ratio", "meaning"), [(0.3, "updated"), (0.7, "frozen")])
-def test_salun_lets_only_the_most_salient_weights_move(ratio: float, meaning: Literal["updated", "frozen"]) -> None:
+def test_salun_lets_only_the_most_salient_weights_move() -> None:
     """|Σ of gradients over the forgotten rows|, the largest three tenths of all weights together."""
     free = twins.salient(plainly(marked()), PLAIN, 0.3)
     assert sum(int(t.sum()) for t in free.values()) == int(0.3 * sum(t.numel() for t in free.values()))
-    method = SalUn(ratio=ratio, mask_meaning=meaning)
-    same_way(method, serve(marked(), THETA), twins.salun(plainly(marked()), PLAIN, 0.3), 2)
+    same_way(SalUn(ratio=0.3), serve(marked(), THETA), twins.salun(plainly(marked()), PLAIN, 0.3), 2)
 
 
 @pytest.mark.parametrize(("method", "kept"), [(FineTune(), 2), (L1Sparse(), 2), (BadTeacher(), 0), (SalUn(), 0)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -185,19 +185,16 @@ def test_sealed_can_draw_the_models_own_initialisation() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("granularity", ["tensor", "global"])
-def test_federaser_brings_every_new_update_to_the_length_it_had_then(
-    granularity: Literal["tensor", "global"], every: int
-) -> None:
+def test_federaser_brings_every_new_update_to_the_length_it_had_then(every: int) -> None:
     """Two of three clients leave, so that one alone says how long its updates were; then one leaves."""
-    method = FedEraser(granularity=granularity, every=every)
+    method = FedEraser(every=every)
     theta, kept = recorded(clients(), START, 4, method)
     expected, past = history(4)
     agree(theta, expected)
     for leaving in ("a", "ac"):
         fed = plainly(gone(*leaving), TRAINING)
         found = list(states(method, serve(gone(*leaving), theta, history=kept)))
-        replayed = list(twins.federaser(fed, past, every, granularity))
+        replayed = list(twins.federaser(fed, past, every))
         assert len(found) == len(replayed) == {1: 4, 2: 2}[every] and found[-1].done
         for state, model in zip(found, replayed, strict=True):
             agree(state.params, model)
@@ -285,36 +282,15 @@ def test_a_leavers_last_round_is_replayed_on_the_rows_it_held_then() -> None:
 
 
 PLAIN = MoDE(guidance=3, degradation=2, coefficient=0.3, lr=0.1, degradation_lr=0.6)
-# (a reading, what its steps are made of by hand: of φ, of the guidance, of the owners' guidance; what stays of θ)
-READINGS: dict[str, tuple[MoDE, dict[str, Any], dict[str, Any], dict[str, Any], float]] = {
-    "plain": (PLAIN, {"lr": 0.6, "momentum": 0.0}, {"lr": 0.1, "momentum": 0.0}, {"lr": 0.1, "momentum": 0.0}, 0.3),
-    "other": (
-        replace(
-            PLAIN,
-            degradation_lr=0.3,
-            degradation_momentum=0.5,
-            degradation_decay=0.01,
-            guidance_momentum=None,
-            keeps="new",
-            owner_lr="degradation",
-        ),
-        {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.01},
-        {"lr": 0.1},
-        {"lr": 0.3},
-        0.7,
-    ),
-}
 
 
-@pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("forgotten", [{"a": range(10), "c": range(15)}, {"a": range(4), "b": range(12)}])
 def test_mode_dissolves_the_model_in_this_rounds_degraded_one_which_then_says_what_the_forgotten_rows_are(
-    reading: str, forgotten: dict[str, range]
+    forgotten: dict[str, range],
 ) -> None:
-    method, degrading, guiding, owning, keep = READINGS[reading]
     who = clients(**forgotten)
-    twin = twins.mode(plainly(who), floats(THETA), method, degrading, guiding, owning, keep)
-    for state, (theta, phi, stale) in zip(states(method, serve(who, THETA)), twin, strict=False):
+    twin = twins.mode(plainly(who), floats(THETA), PLAIN)
+    for state, (theta, phi, stale) in zip(states(PLAIN, serve(who, THETA)), twin, strict=False):
         agree(state.params, theta)
         assert stale == (1 <= state.round <= 2)  # last round's φ would say something else
         if 0 < state.round <= 3:
@@ -347,13 +323,12 @@ CONTRAST = FCU(
 )
 
 
-@pytest.mark.parametrize("order", ["own_phase", "repo_call"])
-def test_fcu_contrasts_features_with_adam_fuses_and_slows_down(order: Literal["own_phase", "repo_call"]) -> None:
+def test_fcu_contrasts_features_with_adam_fuses_and_slows_down() -> None:
     """Two leavers of 10 and 15 rows; the head has no gradient, so Adam leaves it alone, decay and all."""
-    method, who = replace(CONTRAST, fusion_order=order), gone(*LEAVING)
-    twin, rates = twins.fcu(plainly(who), floats(THETA), LEAVING, method)
+    who = gone(*LEAVING)
+    twin, rates = twins.fcu(plainly(who), floats(THETA), LEAVING, CONTRAST)
     assert all(len(own) == 6 and 0 < own[-1] < own[0] for own in rates.values())  # each slowed down
-    (found,) = same_way(method, serve(who, THETA), twin, 0, 1e-8)  # Adam magnifies rounding
+    (found,) = same_way(CONTRAST, serve(who, THETA), twin, 0, 1e-8)  # Adam magnifies rounding
     agree({n: t for n, t in found.items() if "head" in n}, {n: t for n, t in THETA.items() if "head" in n}, 1e-9)
 
 

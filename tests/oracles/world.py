@@ -164,12 +164,6 @@ class Addressed:
     def labels(self, round: int, client: str, epoch: int, rows: Tensor, classes: int) -> Tensor:
         return rng.below(rng.words(rng.fold(self._pass(round, client, "forget", epoch), rng.LABEL), rows), classes)
 
-    def labels_once(self, client: str, rows: Tensor, classes: int) -> Tensor:
-        return rng.below(rng.words(rng.key(self.seed, "labels", client), rows), classes)
-
-    def thinned(self, client: str, n: int) -> Tensor:
-        return rng.order(rng.key(self.seed, "thinned", client), n)
-
     def fresh(self, *purpose: str | int) -> Model:
         return floats(fresh(rng.key(self.seed, *purpose)))
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import VIEW_NUMBERS, Phase, Plan
 from unfed.data import ClientData
-from unfed.data.partition import portion
 from unfed.errors import UnfedError, listed
 from unfed.model.functional import Net, Template
 from unfed.model.params import Params
@@ -106,11 +105,6 @@ def visit_key(plan: Plan, client: str, view: str) -> int:
     return rng.fold(rng.key(plan.seed, "train", plan.round, client), VIEW_NUMBERS[view])
 
 
-def label_key(plan: Plan, phase: Phase, client: str) -> int | None:
-    """The key of labels that are drawn once and for all; None where every pass draws its own."""
-    return rng.key(plan.seed, "labels", client) if phase.objective.get("once", False) else None
-
-
 @dataclass(frozen=True)
 class Draws:
     """All words of one pass, drawn at once.
@@ -130,35 +124,20 @@ class Draws:
         augment: bool = True,
         labels: bool = True,
         dropout: bool = True,
-        label_key: rng.Key | None = None,
     ) -> Draws:
         """What no one reads is not drawn; zeros stand in its place."""
         unread = torch.zeros_like(order)
         return Draws(
             rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,
-            rng.words(rng.fold(key, rng.LABEL) if label_key is None else label_key, order) if labels else unread,
+            rng.words(rng.fold(key, rng.LABEL), order) if labels else unread,
             rng.fold(rng.fold(key, rng.DROPOUT), torch.arange(steps))
             if dropout
             else torch.zeros(steps, dtype=torch.int64),
         )
 
 
-def positions_of(phase: Phase, client: ClientData) -> Tensor:
-    """What a phase goes over: its view, or of the retained rows in it the share that it takes."""
-    view = client.view(phase.view)
-    if phase.thinned is None:
-        return view
-    marked = client.forget[view]
-    retained = view[~marked]
-    key = rng.as_key(rng.key(int(phase.thinned["seed"]), "thinned", client.name))
-    drawn = rng.order(key, len(retained))[: portion(float(phase.thinned["share"]), len(retained))]
-    return torch.cat([view[marked], retained[drawn.to(view.device)]]).sort().values
-
-
 def covered(plan: Plan, client: ClientData) -> int:
     """How many rows the plan's views cover: the client's weight in the average."""
-    if any(phase.thinned is not None for phase in plan.phases):
-        return len(torch.cat([positions_of(phase, client) for phase in plan.phases]).unique())
     views = {phase.view for phase in plan.phases}
     if "all" in views:
         views -= {"retain", "forget"}

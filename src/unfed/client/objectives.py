@@ -72,12 +72,10 @@ def ascent(net: Net, batch: Batch, models: Models) -> Tensor:
 
 
 @objective("random_label")
-def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False, once: bool = False) -> Tensor:
+def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False) -> Tensor:
     """−log softmax(z)_u, u uniform over all classes, or over the wrong ones.
 
     The true label decides nothing else.
-
-    `once` is heard where the words are drawn (`batch.label_key`): a row then gets the same label in every pass.
     """
     logits = net(batch.x)
     classes = logits.shape[-1]
@@ -89,7 +87,7 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
 
 
 @objective("bad_teacher", forwards=2, draws=False)
-def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0, per_class: bool = False) -> Tensor:
+def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0) -> Tensor:
     """KL(q ‖ softmax(z/τ)), where q is a teacher's answer (BadT).
 
     It is the incompetent teacher's on D_u rows and the competent one's elsewhere.
@@ -98,8 +96,7 @@ def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0
         taught = torch.where(batch.forget[:, None], models["bad"](batch.x), models["good"](batch.x))
         q = (taught / temperature).softmax(-1)
         log_q = (taught / temperature).log_softmax(-1)
-    terms = _terms(q, log_q, (net(batch.x) / temperature).log_softmax(-1))
-    return terms.mean(-1) if per_class else terms.sum(-1)
+    return _terms(q, log_q, (net(batch.x) / temperature).log_softmax(-1)).sum(-1)
 
 
 @objective("guided", forget_forwards=1, draws=False)

@@ -11,10 +11,12 @@ exception is the plateau rule of FCU, which lives inside a visit. Nothing here c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from pydantic import ConfigDict
+
+from unfed import records
 from unfed.data.scope import VIEWS, View
 from unfed.errors import UnfedError, listed, nearest
 
@@ -23,11 +25,15 @@ VIEW_NUMBERS = {"retain": 0, "forget": 1, "all": 2, "val": 3}
 Number = float | int | str | bool
 Rule = Literal["sgd", "adam", "adamw"]
 RULES: tuple[str, ...] = get_args(Rule)
+_STRICT = ConfigDict(extra="forbid")
+_REMEDY = "use the same version of unfed on both sides"
 
 
 @dataclass(frozen=True)
 class Term:
     """A named rule with its numbers: an objective, a penalty, an after-step map or a stop."""
+
+    __pydantic_config__ = _STRICT
 
     name: str
     numbers: tuple[tuple[str, Number], ...] = ()
@@ -47,6 +53,8 @@ def term(name: str, **numbers: Number) -> Term:
 @dataclass(frozen=True)
 class Optimiser:
     """SGD, Adam or AdamW, with the numbers of this round."""
+
+    __pydantic_config__ = _STRICT
 
     rule: Rule = "sgd"
     lr: float = 1e-3
@@ -71,6 +79,8 @@ class Optimiser:
 class Phase:
     """One stretch of local training on one view of the client's data."""
 
+    __pydantic_config__ = _STRICT
+
     objective: Term = field(default_factory=lambda: term("ce"))
     view: View = "retain"
     epochs: int = 1
@@ -81,20 +91,14 @@ class Phase:
     penalties: tuple[Term, ...] = ()
     after: tuple[Term, ...] = ()
     stop: Term | None = None
-    thinned: Term | None = None
-    """Of the view's retained rows a share alone, drawn once for all rounds: its `share`, and the `seed` of the draw."""
+    thinned: None = None
+    """Always null: recorded histories hold plans with it, and count their bytes."""
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:
             raise UnfedError(f"The view {self.view!r} is not known; use {listed(VIEWS)}.{nearest(self.view, VIEWS)}")
         if self.batch < 1 or self.epochs < 0 or (self.steps is not None and self.steps < 0):
             raise UnfedError("A phase needs a batch size of at least 1, and epochs and steps that are not negative.")
-        if self.thinned is not None:
-            share, seed = self.thinned.get("share", 0), self.thinned.get("seed", "")
-            if not (isinstance(share, int | float) and 0 < share <= 1 and isinstance(seed, int)):
-                raise UnfedError(
-                    f"A phase that is thinned takes a share above 0 and at most 1, and a seed, not {share!r}."
-                )
 
     def with_optimiser(self, **changes: Any) -> Phase:
         """The same phase with other optimiser numbers."""
@@ -104,6 +108,8 @@ class Phase:
 @dataclass(frozen=True)
 class Plan:
     """A training visit. `seed`, `round` and the client's name address every draw in it."""
+
+    __pydantic_config__ = _STRICT
 
     seed: int
     round: int
@@ -116,12 +122,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        try:
-            raw = json.loads(text)
-            phases = tuple(_phase(p) for p in raw.pop("phases"))
-            return Plan(phases=phases, **raw)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise UnfedError(f"This is not a plan that this version understands: {error}.") from error
+        return records.read_text(Plan, text, "The plan", _REMEDY)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Measure:
     what = "correct": correct, loss, count · "gradient": Σ over batches of the batch-mean gradient ·
     "squared_gradient": the same, squared per batch.
     """
+
+    __pydantic_config__ = _STRICT
 
     what: Literal["correct", "gradient", "squared_gradient"] = "correct"
     view: View = "val"
@@ -147,26 +150,4 @@ class Measure:
 
     @staticmethod
     def from_json(text: str) -> Measure:
-        try:
-            return Measure(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise UnfedError(f"This is not a measure that this version understands: {error}.") from error
-
-
-def _term(raw: Mapping[str, Any]) -> Term:
-    return Term(raw["name"], tuple((str(k), v) for k, v in raw["numbers"]))
-
-
-def _phase(raw: Mapping[str, Any]) -> Phase:
-    values = dict(raw)
-    optimiser = dict(values.pop("optimiser"))
-    plateau = optimiser.pop("plateau")
-    return Phase(
-        objective=_term(values.pop("objective")),
-        penalties=tuple(_term(t) for t in values.pop("penalties")),
-        after=tuple(_term(t) for t in values.pop("after")),
-        stop=None if values["stop"] is None else _term(values["stop"]),
-        thinned=None if values["thinned"] is None else _term(values["thinned"]),
-        optimiser=Optimiser(plateau=None if plateau is None else _term(plateau), **optimiser),
-        **{k: v for k, v in values.items() if k not in ("stop", "thinned")},
-    )
+        return records.read_text(Measure, text, "The measuring plan", _REMEDY)

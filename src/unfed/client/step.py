@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from unfed import rng
 from unfed.client import objectives
-from unfed.client.batch import Batch, Draws, Models, covered, epoch_key, label_key, passes, positions_of
+from unfed.client.batch import Batch, Draws, Models, covered, epoch_key, passes
 from unfed.client.optimiser import clip, norm, update
 from unfed.client.plan import Phase, Plan, Term
 from unfed.data import ClientData
@@ -129,8 +129,6 @@ def advance(
     for rule in phase.after:
         if number % int(rule.get("every", 1)) == 0:
             weights = AFTER[_known(rule, AFTER, "after-step map")](weights, models, rule)
-            if rule.get("order", "") == "repo_call":  # the donor is the base, and its statistics stay
-                state = {name: models.tensors(str(rule["donor"]))[name] for name in state}
     after = carry | {"params": weights, "state": state, "optimiser": optimiser, "loss": value}
     return after if phase.stop is None else halt(phase.stop, carry, after, models)
 
@@ -189,11 +187,8 @@ def _hold(weights: Params, models: Models, rule: Term) -> Params:
 
 
 def _fuse(weights: Params, models: Models, rule: Term) -> Params:
-    tensors = models.tensors(str(rule["donor"]))
-    base, donor = weights, {n: tensors[n] for n in weights}
-    if rule.get("order", "own_phase") != "own_phase":
-        base, donor = donor, base
-    return perturb.fuse(base, donor, float(rule["rho"]), str(rule["names"]).split(","))
+    donor = models.tensors(str(rule["donor"]))
+    return perturb.fuse(weights, donor, float(rule["rho"]), str(rule["names"]).split(","))
 
 
 AFTER: dict[str, Callable[[Params, Models, Term], Params]] = {"ball": _ball, "hold": _hold, "fuse": _fuse}
@@ -296,13 +291,13 @@ def _batches(
 
     `done` says how many passes the plan has begun over each view, and goes on counting.
     """
-    positions = positions_of(phase, client)
+    positions = client.view(phase.view)
     read = (client.source.augments, objectives.find(phase.objective.name).draws, template.keyed)
     for turn in passes(phase, len(positions), done.get(phase.view, 0)):
         done[phase.view] = turn.epoch + 1
         key = epoch_key(plan, client.name, phase.view, turn.epoch)
         order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
-        draws = Draws.of(key, order, len(turn.steps), *read, label_key(plan, phase, client.name))
+        draws = Draws.of(key, order, len(turn.steps), *read)
         fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
         with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
             for dropout, batch in zip(draws.dropout, batches, strict=True):

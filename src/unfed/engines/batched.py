@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from unfed.client import objectives
-from unfed.client.batch import bounds, covered, positions_of
+from unfed.client.batch import bounds, covered
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.client.scores import score
 from unfed.client.step import Carry, gradients, mean
@@ -160,7 +160,7 @@ class Batched:
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
-            counts = [len(positions_of(phase, self._resident(name))) for name in clients]
+            counts = [len(self._resident(name).view(phase.view)) for name in clients]
             longest = max([longest, *(min(n, phase.batch + 1) for n in counts)])
             for name, total in zip(clients, PhaseSteps.of(phase, counts).total, strict=True):
                 steps[name] += int(total)
@@ -195,7 +195,7 @@ class Batched:
         return (*same, *sources) if len(sources) == 1 else None
 
     def _longest(self, visit: Visit, phase: Phase) -> int:
-        return max((len(positions_of(phase, self._clients[name])) for name in visit.clients), default=0)
+        return max((len(self._clients[name].view(phase.view)) for name in visit.clients), default=0)
 
     def chunk(self, width: int) -> int:
         """How many clients share a stack, a function of the model and the batch's width alone."""
@@ -212,7 +212,7 @@ class Batched:
 
         Full participation asks the same ones again.
         """
-        place = (phase.view, phase.thinned, names)
+        place = (phase.view, names)
         if place not in self._held:
             held = PaddedRows.of([self._clients[name] for name in names], phase, self._device)
             self._held[place] = held

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from unfed import rng
-from unfed.client.batch import Batch, Models, bounds, label_key, positions_of, visit_key
+from unfed.client.batch import Batch, Models, bounds, visit_key
 from unfed.client.plan import Phase, Plan
 from unfed.client.step import Carry, Slope, advance, gradients, loss_of, step
 from unfed.data import ClientData, Source
@@ -119,7 +119,7 @@ class PaddedRows:
 
     @staticmethod
     def of(clients: Sequence[ClientData], phase: Phase, device: torch.device) -> PaddedRows:
-        positions = [positions_of(phase, c) for c in clients]
+        positions = [c.view(phase.view) for c in clients]
         rows = [c.rows[p] for c, p in zip(clients, positions, strict=True)]
         forget = [c.forget[p] for c, p in zip(clients, positions, strict=True)]
         padded = [pad_sequence(table, batch_first=True).to(device) for table in (positions, rows, forget)]
@@ -190,7 +190,6 @@ class BatchDealer:
         self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
         self._counts = torch.from_numpy(course.rows).to(device)
         self._keys = torch.tensor(visit_keys(plans, phase, names), dtype=torch.int64, device=device)
-        self._labels = label_keys(plans, phase, names)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
@@ -207,9 +206,8 @@ class BatchDealer:
         where = torch.from_numpy(begins).to(device)
         who = slice(0, active) if everybody else where
         epochs = torch.from_numpy(done[begins] + self.course.turn(t, begins)).to(device)
-        labels = None if self._labels is None else torch.tensor(self._labels, device=device)[who]
         held = [table[who, :width] for table in self._held]
-        fresh = shuffled(self._keys[who], epochs, self._counts[who], held, steps, labels)
+        fresh = shuffled(self._keys[who], epochs, self._counts[who], held, steps)
         if everybody:
             self.tables = fresh
         else:
@@ -247,20 +245,7 @@ def visit_keys(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> lis
     return [visit_key(plan, name, phase.view) for plan, name in zip(plans, names, strict=True)]
 
 
-def label_keys(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int] | None:
-    """The keys of labels that are drawn once and for all, if they are."""
-    found = [label_key(plan, phase, name) for plan, name in zip(plans, names, strict=True)]
-    return [key for key in found if key is not None] or None
-
-
-def shuffled(
-    keys: Tensor,
-    epochs: Tensor,
-    counts: Tensor,
-    held: Sequence[Tensor],
-    steps: int,
-    labels: Tensor | None = None,
-) -> list[Tensor]:
+def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:
     """Rows, forget marks, augmentation words and label words in the order of a pass.
 
     Beside them it gives dropout keys per step.
@@ -275,7 +260,7 @@ def shuffled(
         rows,
         forget,
         rng.words(rng.fold(keys, rng.AUGMENT), positions),
-        rng.words(rng.fold(keys, rng.LABEL) if labels is None else labels[:, None], positions),
+        rng.words(rng.fold(keys, rng.LABEL), positions),
         rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
     ]
 

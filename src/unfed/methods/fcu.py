@@ -9,10 +9,9 @@ The leaver does it, and keeps the low frequencies.
     round: FedAvg over D_r
 
 ψ is one fixed random initialisation and travels as a seed; θ* is what the leaver downloads anyway. ⌊iters / I_f⌋ · I_f
-steps are made, and the learning rate falls when the mean loss of an I_f-stretch stops falling. The sources disagree on
-who gives the amplitude and who the phase: by default θ* gives the low-band amplitude, as the text says; the published
-code calls it the other way round (`fusion_order = "repo_call"`), and so every fusion brings back θ*'s biases, norms and
-running statistics. Several leavers run the phase each, and are averaged.
+steps are made, and the learning rate falls when the mean loss of an I_f-stretch stops falling. θ* gives the low-band
+amplitude, as the text says; the published code swaps the two, and so resets biases, norms and running statistics to
+θ*'s. Several leavers run the phase each, and are averaged.
 The loss is `client/objectives.py:contrast`, the fusion `model/perturb.py:fuse`.
 """
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -63,7 +62,6 @@ class FCU(Method):
     factor: float = option(0.1, "how the learning rate falls on a plateau", "paper")
     patience: int = option(2, "fusions without progress before it falls", "paper")
     minimum_lr: float = option(1e-7, "where it stops falling", "paper")
-    fusion_order: Literal["own_phase", "repo_call"] = option("own_phase", "whose phase the fused weight keeps", "ours")
     any_scope: bool = option(False, "also for classes and samples; unpublished", "ours")
 
     def __post_init__(self) -> None:
@@ -107,14 +105,7 @@ class FCU(Method):
         plateau = term(
             "plateau", factor=self.factor, patience=self.patience, minimum=self.minimum_lr, every=self.fuse_every
         )
-        fusion = term(
-            "fuse",
-            donor="start",
-            rho=float(self.rho),
-            every=self.fuse_every,
-            order=self.fusion_order,
-            names=",".join(weights),
-        )
+        fusion = term("fuse", donor="start", rho=float(self.rho), every=self.fuse_every, names=",".join(weights))
         phase = replace(
             base,
             objective=term("contrast", temperature=float(self.temperature)),

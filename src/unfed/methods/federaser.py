@@ -10,7 +10,7 @@
 A kept round in which no one who stays took part is skipped; if that is round 1, the replay starts at θ^0 itself.
 
 The rule asks stored updates only for their norms, except in round 1, so the norms are all that is stored: a few floats
-per client and round, exactly equal to storing everything (`store = "full"`). Norms are taken per client and per tensor;
+per client and round in the place of whole updates. Norms are taken per client and per tensor;
 buffers are averaged as they come, for a norm ratio means nothing there. A calibration round repeats the draws of the
 round it replays, so with no one removed the original training comes out again.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,12 +42,6 @@ def norms(update: Params) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(u) for u in update.values()])
 
 
-def _scale(now: Tensor, then: Tensor, granularity: str) -> Tensor:
-    if granularity == "global":
-        now, then = (torch.linalg.vector_norm(n).expand_as(n) for n in (now, then))
-    return torch.where(now > 0, then / now, 0.0)
-
-
 @register
 @dataclass(frozen=True)
 class FedEraser(Method):
@@ -63,8 +57,6 @@ class FedEraser(Method):
 
     every: int = option(1, "Δt: every how many rounds one is kept (original: 2)", "paper (its cost column)")
     calibration: float = option(1.0, "r: a calibration's epochs, as a share of training's (original: 0.5)", "paper")
-    store: Literal["norms", "full"] = option("norms", "what is kept of an update; both give the same model", "ours")
-    granularity: Literal["tensor", "global"] = option("tensor", "one norm per tensor, or one per client", "ours")
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -106,9 +98,9 @@ class FedEraser(Method):
         names, own = history.numbers["tensors"], block.of(i)
         deltas = torch._foreach_sub([own[name] for name in names], [start[name] for name in names])
         new = dict(zip(names, deltas, strict=True))
-        then = self._norms(history, block.clients[i], at).to(new[names[0]].device)
+        now, then = norms(new), _norms(history, block.clients[i], at).to(new[names[0]].device)
         # θ̂ + (Ũ − Û), not θ̃ + Ũ: where the norms agree the client's own model is kept bit for bit.
-        more = dict(zip(names, _scale(norms(new), then, self.granularity) - 1, strict=True))
+        more = dict(zip(names, torch.where(now > 0, then / now, 0.0) - 1, strict=True))
         params = {n: (t + more[n] * new[n] if n in more else t)[None] for n, t in own.items()}
         return Block((block.clients[i],), params, (block.samples[i],), (block.trained[i],), (block.forwarded[i],))
 
@@ -157,39 +149,26 @@ class FedEraser(Method):
                 for client, samples, params in past.models():
                     own[client] = ClientRecord({f"1/{n}": t.cpu() for n, t in params.items()}, {"samples": samples})
             else:
-                for client, tensors in self._kept(own, past).items():
-                    numbered = dict(own.get(client, ClientRecord()).numbers)
+                clients = [client for client, _, _ in past.models()]
+                # One answer for all clients: each would be waited for.
+                rows = torch.stack([norms(past.update(params)) for _, _, params in past.models()]).cpu()
+                for client, row in zip(clients, rows[:, None], strict=True):
+                    before = own.get(client, ClientRecord())
+                    tensors, numbered = dict(before.tensors), dict(before.numbers)
+                    # A resumed run has its history on the device.
+                    tensors["norms"] = torch.cat([tensors["norms"].cpu(), row]) if "norms" in tensors else row
                     own[client] = ClientRecord(tensors, {**numbered, "rounds": [*numbered.get("rounds", ()), at]})
         return replace(history, rounds=history.rounds + 1, shared=shared, own=own, numbers=numbers)
-
-    def _kept(self, own: Mapping[str, ClientRecord], past: FinishedRound) -> dict[str, Params]:
-        """Client → its tensors, those of this round among them."""
-        before = {client: own.get(client, ClientRecord()).tensors for client, _, _ in past.models()}
-        if self.store == "full":
-            at = past.plan.round
-            return {
-                client: {**before[client], **{f"{at}/{n}": u.cpu() for n, u in past.update(params).items()}}
-                for client, _, params in past.models()
-            }
-        # One answer for all clients: each would be waited for.
-        now = torch.stack([norms(past.update(params)) for _, _, params in past.models()]).cpu()
-        found = {}
-        for row, (client, tensors) in zip(now[:, None], before.items(), strict=True):
-            # A resumed run has its history on the device.
-            rows = torch.cat([tensors["norms"].cpu(), row]) if "norms" in tensors else row
-            found[client] = {**tensors, "norms": rows}
-        return found
-
-    def _norms(self, history: History, client: str, at: int) -> Tensor:
-        tensors = history.own[client].tensors
-        if "norms" in tensors:
-            return tensors["norms"][bisect_left(_rounds(history, client), at)]
-        return norms({name: tensors[f"{at}/{name}"] for name in history.numbers["tensors"]})
 
     def original_bytes(self, history: History, model_bytes: int) -> int:
         """θ^0, and the update of every client in every kept round."""
         kept = [len(_rounds(history, c)) + ("samples" in _numbers(history, c)) for c in history.own]
         return model_bytes * (1 + sum(kept))
+
+
+def _norms(history: History, client: str, at: int) -> Tensor:
+    """‖U_k^t‖ of every tensor, as a client sent it in a kept round."""
+    return history.own[client].tensors["norms"][bisect_left(_rounds(history, client), at)]
 
 
 def _numbers(history: History, client: str) -> dict[str, object]:

@@ -13,17 +13,17 @@ the recovery rounds that the config grants.
 The original's text was not at hand: this follows the one public re-implementation, whose parameters are those the paper
 lists ("memory guidance rounds" = r_max, "MoDE rounds" = r_de, "MoDe coefficient" = λ, on the old model). It steps by
 plain SGD, and so do φ and the guidance here: with the run's momentum of 0.9 a rate of 0.1 becomes one of 1, φ dies, and
-the network it is mixed into does not come back. Other readings are options; what each leads to on CIFAR-10 is measured
-in `benchmarks/records/2026-11-15-mode-readings.md`.
+the network it is mixed into does not come back. What other readings lead to on CIFAR-10 is measured in
+`benchmarks/records/2026-11-15-mode-readings.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from unfed.client.plan import Phase, term
+from unfed.client.plan import term
 from unfed.errors import UnfedError
 from unfed.federation.protocol import Server
 from unfed.federation.state import State, Transfer
@@ -53,19 +53,11 @@ class MoDE(Method):
     coefficient: float | None = option(None, "λ: how much of the old model an erasure keeps", "paper")
     lr: float | None = option(None, "η_model: learning rate of the guidance", "paper")
     degradation_lr: float | None = option(None, "η_deg: learning rate of φ", "paper")
-    degradation_momentum: float | None = option(0.0, "momentum of φ; None: the run's", "re-implementation")
-    degradation_decay: float | None = option(None, "weight decay of φ; default: the run's", "ours")
-    guidance_momentum: float | None = option(0.0, "momentum of the guidance; None: the run's", "re-implementation")
-    keeps: Literal["old", "new"] = option("old", "what λ multiplies: the old model, or φ", "re-implementation")
-    owner_lr: Literal["model", "degradation"] = option("model", "whose learning rate guides the owners of D_u", "ours")
 
     def __post_init__(self) -> None:
         if self.coefficient is not None and not 0 <= self.coefficient <= 1:
             raise UnfedError(f"MoDE's λ must lie between 0 and 1, not {self.coefficient}; 1 erases nothing.")
-        for name in ("degradation_momentum", "guidance_momentum"):
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
-                raise UnfedError(f"MoDE's {name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
-        for name in ("guidance", "degradation", "lr", "degradation_lr", "degradation_decay"):
+        for name in ("guidance", "degradation", "lr", "degradation_lr"):
             if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise UnfedError(f"MoDE's {name} must not be negative, but it is {getattr(self, name)}.")
         if self.guidance is not None and self.degradation is not None and self.degradation > self.guidance:
@@ -85,21 +77,19 @@ class MoDE(Method):
         phi = state.tensors["phi"]
         if r <= self.degradation:
             phi = self.degraded(server, phi, r)
-            params = mixed(params, phi, self.coefficient if self.keeps == "old" else 1 - self.coefficient)
+            params = mixed(params, phi, self.coefficient)
         params = self._guided(server, params, phi, r)
         return replace(state, params=params, tensors={"phi": phi}, round=r, model=r == self.guidance)
 
     def degraded(self, server: Server, phi: Params, r: int) -> Params:
         """φ after one round of those who stay, on the data that stays."""
-        phase = stepping(server.base, self.degradation_lr, self.degradation_momentum, self.degradation_decay)
+        phase = server.base.with_optimiser(lr=self.degradation_lr, momentum=0.0)
         return server.fedavg(phi, server.plan(r, phase), server.participants(r, server.retained))
 
     def _guided(self, server: Server, params: Params, phi: Params, r: int) -> Params:
         """One round of all clients: who holds a row of D_u gets φ with the model, the others just train."""
-        plain = replace(stepping(server.base, self.lr, self.guidance_momentum), view="all")
+        plain = replace(server.base.with_optimiser(lr=self.lr, momentum=0.0), view="all")
         taught = replace(plain, objective=term("guided"))
-        if self.owner_lr == "degradation":
-            taught = taught.with_optimiser(lr=self.degradation_lr)
         asked = server.participants(r, server.clients)
         owners = [client for client in asked if client in server.owners]
         others = [client for client in asked if client not in server.owners]
@@ -113,12 +103,6 @@ class MoDE(Method):
 
     def rounds(self, unlearning: int, training: int) -> int:
         return unlearning + (self.guidance or 0)
-
-
-def stepping(phase: Phase, lr: float | None, momentum: float | None, decay: float | None = None) -> Phase:
-    """The phase with these numbers of its optimiser; what is None stays as it is."""
-    given = {"lr": lr, "momentum": momentum, "decay": decay}
-    return phase.with_optimiser(**{name: value for name, value in given.items() if value is not None})
 
 
 def mixed(params: Params, phi: Params, keep: float) -> Params:

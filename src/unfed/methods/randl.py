@@ -3,15 +3,14 @@
     round: one pass over D_u on  CE(θ; x, u),  u ~ Uniform{0, …, C−1} drawn for every row of every pass,
            then one pass over D_r on  CE(θ; x, y),  with one optimiser
 
-The drawn label may be the true one, as in the published code; `exclude_true` draws among the wrong ones only, and
-`relabel = "once"` draws one label per row for the whole request, as the paper's main text has it. With
+The drawn label may be the true one, as in the published code; `exclude_true` draws among the wrong ones only. With
 D_u = ∅ the round is FT's, bit for bit, because a draw's address holds the view and not the number of the phase.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from unfed.client.plan import Phase, term
 from unfed.federation.protocol import Server
@@ -32,8 +31,6 @@ class RandL(Central):
 
     exclude_true: bool = option(False, "draw only wrong labels (amnesiac unlearning)", "original")
 
-    relabel: Literal["anew", "once"] = option("anew", "draw labels in every pass, or once per row", "original")
-
     def begin(self, server: Server) -> State:
         return State(server.params)
 
@@ -43,5 +40,4 @@ class RandL(Central):
 
     def mislabelled(self, base: Phase) -> Phase:
         """The pass over D_u."""
-        drawn = term("random_label", exclude_true=self.exclude_true, once=self.relabel == "once")
-        return replace(base, objective=drawn, view="forget")
+        return replace(base, objective=term("random_label", exclude_true=self.exclude_true), view="forget")

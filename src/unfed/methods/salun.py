@@ -11,7 +11,7 @@ weights and move freely. The sums of gradients are `client/scores.py:measure`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -36,7 +36,6 @@ class SalUn(RandL):
     lineage: ClassVar[Lineage] = "ends"
 
     ratio: float = option(0.2, "the share of weights that may move", "paper")
-    mask_meaning: Literal["updated", "frozen"] = option("updated", "'frozen': ratio is the share that stays", "ours")
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
@@ -44,8 +43,8 @@ class SalUn(RandL):
 
     def begin(self, server: Server) -> State:
         sums = server.measure(Measure("gradient", "forget", server.base.batch), server.params, server.owners)
-        share = self.ratio if self.mask_meaning == "updated" else 1 - self.ratio
-        return State(server.params, tensors={"mask": most({n: sums[n] for n in server.template.trainable}, share)})
+        saliency = {name: sums[name] for name in server.template.trainable}
+        return State(server.params, tensors={"mask": most(saliency, self.ratio)})
 
     def round(self, server: Server, state: State) -> State:
         # A round starts with the masked-out weights at θ*, so "back to the start" is back to θ* for ever.

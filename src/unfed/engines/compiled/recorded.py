@@ -42,7 +42,6 @@ from unfed.engines.stack import (
     at,
     copied,
     cut,
-    label_keys,
     shuffled,
     stacked_step,
     visit_keys,
@@ -89,7 +88,7 @@ def signature(phase: Phase) -> Phase:
         Term(rule.name, tuple((n, v) for n, v in rule.numbers if n not in dials(rule))) for rule in phase.penalties
     )
     slow = replace(phase.optimiser, lr=0.0)
-    return replace(phase, view="retain", thinned=None, penalties=bare, optimiser=slow, epochs=0, steps=None, cap=None)
+    return replace(phase, view="retain", penalties=bare, optimiser=slow, epochs=0, steps=None, cap=None)
 
 
 def dials(rule: Term) -> dict[str, float]:
@@ -212,9 +211,8 @@ class Deck:
 
     def _shuffle(self, now: dict[str, Any]) -> None:
         """`BatchDealer.turn`, for anyone who begins a pass."""
-        keys, epochs, begins, labels = now["visit"]
-        once = labels if self._phase.objective.get("once", False) else None
-        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
+        keys, epochs, begins = now["visit"]
+        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1])
         for table, new in zip(now["tables"], fresh, strict=True):
             table.copy_(torch.where((begins > 0)[:, None], new, table))
 
@@ -286,7 +284,7 @@ class Replay(StackedPhase):
         for t, shape in enumerate(shapes):
             begins = self.course.begins(t, self.running(t))
             if len(begins):
-                visit[1:3] = 0
+                visit[1:] = 0
                 visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
                 visit[2, begins] = 1
                 # From ordinary memory the driver takes its own copy first, so no one waits and `visit` can be reused.
@@ -310,14 +308,9 @@ class Replay(StackedPhase):
         return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
     def _visit(self) -> Tensor:
-        """Keys, passes, who begins one, and the keys of labels that are drawn once.
-
-        Passes change from turn to turn.
-        """
-        visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
+        """Keys, passes, and who begins one; passes change from turn to turn."""
+        visit = torch.zeros((3, len(self.names)), dtype=torch.int64)
         visit[0] = torch.tensor(visit_keys(self.plans, self.phase, self.names))
-        if (labels := label_keys(self.plans, self.phase, self.names)) is not None:
-            visit[3] = torch.tensor(labels)
         return visit
 
     def _shape(self, t: int) -> Shape:
@@ -359,7 +352,7 @@ class Replay(StackedPhase):
             "own": self.own,
             "course": {n: number(word, count) for n in _COURSE},
             "held": [number(kind, count, width) for kind in (word, word, mark)],
-            "visit": number(word, 4, count),
+            "visit": number(word, 3, count),
             "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
             "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
         }
