@@ -230,14 +230,16 @@ def cut(path: Path, length: int) -> None:
             os.fsync(file.fileno())
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """One file with tensors and numbers; the tensors' order is kept in the header."""
-    write_bytes(path, *_parts(tensors, numbers))
+def save(
+    path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], notes: Mapping[str, str] | None = None
+) -> None:
+    """One file with tensors and numbers; the tensors' order is kept in the header, beside other notes."""
+    write_bytes(path, *_parts(tensors, numbers, notes or {}))
 
 
 def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
     """The bytes of such a file; equal tensors and numbers give equal bytes."""
-    return b"".join(_parts(tensors, numbers))
+    return b"".join(_parts(tensors, numbers, {}))
 
 
 def refuse_no_file(path: Path) -> None:
@@ -391,14 +393,16 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
 
 
-def _parts(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> list[bytes | memoryview]:
+def _parts(
+    tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], notes: Mapping[str, str]
+) -> list[bytes | memoryview]:
     """A safetensors file with a sorted header that holds the sums of its parts.
 
     Tensors are written from where they lie; safetensors itself copies each, and writes metadata in any order. Equal
     states must give equal bytes, or a hash of the file would say nothing.
     """
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    header = {NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
+    header = {**notes, NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
     small = safetensors.torch.save({name: t.new_zeros(1) for name, t in plain.items()})  # it knows types and places
     described = json.loads(small[8 : 8 + int.from_bytes(small[:8], "little")])
     data, end = list[bytes | memoryview](), 0

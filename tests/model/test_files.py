@@ -79,12 +79,11 @@ def test_negating_a_file_is_negating_the_model(tmp_path: Path, addresses: list[s
 @quick
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.sampled_from(FLOATS)), min_size=1, max_size=5),
-    st.integers(8, 64).map(lambda n: n // 8 * 8),
     st.integers(0, 2**31),
     st.data(),
 )
-def test_streaming_is_in_memory_negation_bit_for_bit(
-    tmp_path: Path, tensors: list[tuple[int, int, torch.dtype]], chunk: int, seed: int, data: st.DataObject
+def test_negating_a_file_is_in_memory_negation_bit_for_bit(
+    tmp_path: Path, tensors: list[tuple[int, int, torch.dtype]], seed: int, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     params = {f"t{i}": torch.randn(h, w, generator=generator).to(d) for i, (h, w, d) in enumerate(tensors)}
@@ -93,9 +92,7 @@ def test_streaming_is_in_memory_negation_bit_for_bit(
         tensor.flatten()[:1].fill_(0)
     chosen = data.draw(st.lists(st.sampled_from([n for n in params if n != "count"]), min_size=1, unique=True))
     source, target = write(tmp_path / "a.safetensors", params), tmp_path / "b.safetensors"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "CHUNK_BYTES", chunk)
-        choices = files.negate_file(source, target, chosen)
+    choices = files.negate_file(source, target, chosen)
     assert same(load_file(target), perturb.negate(params, choices))
     files.negate_file(target, tmp_path / "c.safetensors", chosen)
     assert same(load_file(tmp_path / "c.safetensors"), params), "twice is identity"
@@ -179,15 +176,11 @@ def test_a_crash_in_the_middle_leaves_no_file_and_an_old_target_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = checkpoint(tmp_path / "a.safetensors", tiny()), tmp_path / "b.safetensors"
-    copy, calls = files._copy, []
 
-    def crashing(*arguments: object) -> None:
-        calls.append(1)
-        if len(calls) % 3 == 0:
-            raise KeyboardInterrupt
-        copy(*arguments)  # type: ignore[arg-type]
+    def crashing(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "_copy", crashing)
+    monkeypatch.setattr(files, "_turn_signs", crashing)
     with pytest.raises(KeyboardInterrupt):
         files.negate_file(source, target, ["first"])
     assert listing(tmp_path) == ["a.safetensors"]
@@ -220,7 +213,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         return header
 
     monkeypatch.setattr(files, "_read_header", then_cut)
-    with pytest.raises(UnfedError, match="became shorter while it was read"):
+    with pytest.raises(UnfedError, match="changed while it was read"):
         files.negate_file(source, tmp_path / "b.safetensors", ["w"])
     assert listing(tmp_path) == ["a.safetensors"]
 
@@ -255,30 +248,29 @@ def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8))
     return {"w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 
 
-TWINS = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+BROKEN = "is no whole safetensors file .*; copy it again"
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is not a safetensors file"),
-        (b"abc", "is not a safetensors file"),
-        (b"hello, this is text", "is not a safetensors file"),
-        ((500).to_bytes(8, "little") + b"{}", "cut off inside its header"),
-        (raw(b"{not json"), "header of .* is corrupt"),
-        (raw(b"[]"), "is corrupt"),
-        (raw(TWINS), "is corrupt"),
-        (raw({"__metadata__": {"a": 1}}), "is corrupt"),
-        (raw({"__metadata__": [1]}), "is corrupt"),
-        (raw({"w": {"dtype": "F32"}}), "is corrupt"),
-        (raw(entry(dtype=1)), "is corrupt"),
-        (raw(entry(shape=[-2])), "is corrupt"),
-        (raw(entry(offsets=[8, 0])), "is corrupt"),
-        (raw(b"[" * 100_000), "is corrupt"),
-        (raw(entry(shape=[3])), "gives 'w' impossible bytes"),
-        (raw(entry(offsets=[4, 12])), "gives 'w' impossible bytes"),
-        (raw(entry(), b"\0" * 7), "is cut off"),
-        (raw(entry(), b"\0" * 9), "longer than its header says"),
+        (b"", BROKEN),
+        (b"abc", BROKEN),
+        (b"hello, this is text", BROKEN),
+        ((500).to_bytes(8, "little") + b"{}", BROKEN),
+        (raw(b"{not json"), BROKEN),
+        (raw(b"[]"), BROKEN),
+        (raw({"__metadata__": {"a": 1}}), BROKEN),
+        (raw({"__metadata__": [1]}), BROKEN),
+        (raw({"w": {"dtype": "F32"}}), BROKEN),
+        (raw(entry(dtype=1)), BROKEN),
+        (raw(entry(shape=[-2])), BROKEN),
+        (raw(entry(offsets=[8, 0])), BROKEN),
+        (raw(b"[" * 100_000), BROKEN),
+        (raw(entry(shape=[3])), BROKEN),
+        (raw(entry(offsets=[4, 12])), BROKEN),
+        (raw(entry(), b"\0" * 7), BROKEN),
+        (raw(entry(), b"\0" * 9), BROKEN),
         (raw(entry() | {"__metadata__": {"order": "w"}}), "'order' of .* is not a JSON list"),
         (raw(entry() | {"__metadata__": {"order": '["v"]'}}), "`order` metadata does not list"),
         (raw(entry() | {"__metadata__": {"tied": '{"v": "w"}'}}), "'tied' of .* does not map"),

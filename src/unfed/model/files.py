@@ -1,8 +1,8 @@
 """Model files without a model: negate a safetensors file, however large, in constant memory.
 
-A safetensors file is 8 bytes of length, a JSON header and the tensors' bytes. Negation is one bit per number, so a file
-is copied in chunks and the sign bits of the chosen byte ranges are turned on the way: exact in every floating type,
-nothing is loaded, and a 100 GB model needs no more memory than a small one.
+A safetensors file is 8 bytes of length, a JSON header and the tensors' bytes. Negation is one bit per number, so the
+file is copied and the sign bits of the chosen bytes are turned in the copy: exact in every floating type, nothing is
+loaded, and a 100 GB model needs no more memory than a small one.
 
 The target appears whole or not at all: everything is written to a temporary file beside it, synced, then renamed.
 """
@@ -13,45 +13,34 @@ import json
 import math
 import os
 import shutil
+import stat
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from io import BufferedReader, BufferedWriter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unfed import records, storage
 from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.model.layers import Choice, choose_in, refuse_both_halves
 
-CHUNK_BYTES = 4 << 20
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_WIDTHS = FLOATS | {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_HEADER_LIMIT = 100_000_000  # the format's own limit
 _STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
 
 @dataclass(frozen=True)
-class _Entry:
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class _Header:
-    tensors: dict[str, _Entry]
+    tensors: dict[str, Any]
+    """What the file says of each: `dtype`, `shape`, and where its bytes lie."""
     metadata: dict[str, str]
-    data_start: int
-    data_bytes: int
+    start: int
+    """Where the tensors' bytes begin."""
 
 
 def choose_in_file(path: Path, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
@@ -85,17 +74,16 @@ def negate_file(
     # Sums and notes were those of the model before, so they go: without them it is read like one of other makers.
     kept = {key: value for key, value in header.metadata.items() if key not in (storage.SUMS, storage.NUMBERS)}
     metadata = kept | {"unfed.negated": json.dumps(note)}
-    flips = sorted(_byte_range(header.tensors[choice.name], choice) for choice in choices)
-    with _replacing(target) as part, open(source, "rb") as reading, open(part, "wb") as writing:
+    text = _header_bytes(header.tensors, metadata)
+    with _replacing(target) as part:
         shutil.copymode(source, part)  # a private model stays private, from the first byte on
-        writing.write(_header_bytes(header.tensors, metadata))
-        reading.seek(header.data_start)
-        at = 0
-        for start, stop, width in flips:
-            _copy(reading, writing, start - at, None, source)
-            _copy(reading, writing, stop - start, width, source)
-            at = stop
-        _copy(reading, writing, header.data_bytes - at, None, source)
+        with open(source, "rb") as reading, open(part, "wb") as writing:
+            writing.write(text)
+            reading.seek(header.start)
+            shutil.copyfileobj(reading, writing)
+        if part.stat().st_size - len(text) != max(entry["data_offsets"][1] for entry in header.tensors.values()):
+            raise UnfedError(f"{source} changed while it was read; nothing was written, try again.")
+        _turn_signs(part, [_byte_range(header.tensors[choice.name], choice, len(text)) for choice in choices])
     return choices
 
 
@@ -115,86 +103,34 @@ def convert_file(source: Path, target: Path) -> None:
             raise UnfedError(
                 f"{name!r} in {source} is a sparse tensor; make it dense, save the file and convert again."
             )
-    tied = _tied(tensors)
-    metadata = {"format": "pt", "order": json.dumps(list(tensors))}
-    if tied:
-        metadata["tied"] = json.dumps(tied)
-    # Each tensor gets a storage of its own: safetensors refuses shared ones. A lone contiguous one needs no copy.
-    users = Counter(_storages(tensors))
-    own = {
-        name: tensor.contiguous() if users[storage] == 1 else tensor.clone(memory_format=torch.contiguous_format)
-        for (name, tensor), storage in zip(tensors.items(), _storages(tensors), strict=True)
-    }
-    with _replacing(target) as part:
-        try:
-            save_file(own, part, metadata)
-            shutil.copymode(source, part)
-        except (SafetensorError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-            raise UnfedError(
-                f"{source} could not be written as safetensors ({error});"
-                " it must hold plain dense tensors, and the disk must have room."
-            ) from error
+    _refuse_no_folder(target)
+    try:
+        storage.save(target, tensors, {}, {"format": "pt", "tied": json.dumps(_tied(tensors))})
+        target.chmod(stat.S_IMODE(source.stat().st_mode))
+    except (SafetensorError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise UnfedError(
+            f"{source} could not be written as safetensors ({error}); it must hold plain dense tensors."
+        ) from error
 
 
 def _read_header(path: Path) -> _Header:
-    """The header of a safetensors file, checked against the file's own length."""
+    """The header of a safetensors file; the library checks it against the file's own length."""
     storage.refuse_no_file(path)
     try:
-        size = path.stat().st_size
         with open(path, "rb") as file:
             first = file.read(8)
-            length = int.from_bytes(first, "little")
-            if length > _HEADER_LIMIT and first.startswith((b"PK\x03\x04", b"\x80")):
+            if first.startswith((b"PK\x03\x04", b"\x80")) and int.from_bytes(first, "little") > path.stat().st_size:
                 raise UnfedError(f"{path} is a PyTorch file, not safetensors; convert it first (.pt to .safetensors).")
-            if len(first) < 8 or not 2 <= length <= _HEADER_LIMIT:
-                raise UnfedError(f"{path} is not a safetensors file; give one, or convert a .pt file first.")
-            if 8 + length > size:
-                raise UnfedError(f"{path} is cut off inside its header; copy or download it again.")
-            text = file.read(length)
+            with safe_open(path, framework="pt") as checked:
+                metadata = checked.metadata() or {}
+            text = file.read(int.from_bytes(first, "little"))
+    except SafetensorError as error:
+        why = str(error).removeprefix("Error while deserializing header: ")
+        raise UnfedError(f"{path} is no whole safetensors file ({why}); copy it again, or convert a .pt file first.") from error
     except OSError as error:
         raise UnfedError(f"{path} cannot be read ({error.strerror}); check the path and its permissions.") from error
-    tensors, metadata = _parsed(text, path)
-    end = max((entry.stop for entry in tensors.values()), default=0)
-    if 8 + length + end != size:
-        wrong = "cut off" if 8 + length + end > size else "longer than its header says"
-        raise UnfedError(f"{path} is {wrong}; copy or download it again.")
-    return _Header(tensors, metadata, 8 + length, end)
-
-
-def _parsed(text: bytes, path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-    try:
-        raw = json.loads(text, object_pairs_hook=_no_twins)
-        metadata = raw.pop("__metadata__", {})
-        entries = {name: _entry(value) for name, value in raw.items()}
-        if not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnfedError(f"The header of {path} is corrupt; copy or download the file again.") from error
-    tensors = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
-    at = 0
-    for name, entry in tensors.items():
-        width = _WIDTHS.get(entry.dtype)
-        expected = math.prod(entry.shape) * width if width else entry.stop - entry.start
-        if entry.start != at or entry.stop - entry.start != expected:
-            raise UnfedError(f"The header of {path} gives {name!r} impossible bytes; copy or download the file again.")
-        at = entry.stop
-    return tensors, metadata
-
-
-def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """JSON keeps the last of two equal keys; here that would hide a tensor."""
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError
-    return dict(pairs)
-
-
-def _entry(value: Mapping[str, object]) -> _Entry:
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2):
-        raise ValueError
-    if not all(type(n) is int and n >= 0 for n in [*shape, *offsets]) or offsets[0] > offsets[1]:
-        raise ValueError
-    return _Entry(dtype, tuple(shape), offsets[0], offsets[1])
+    tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+    return _Header(tensors, metadata, 8 + len(text))
 
 
 def _json_names(metadata: Mapping[str, str], key: str, path: Path) -> list[str] | None:
@@ -240,12 +176,12 @@ def _noted(metadata: Mapping[str, str], path: Path) -> list[object]:
 def _choose_floats(
     path: Path, header: _Header, addresses: Sequence[str | int], include_bias: bool
 ) -> tuple[Choice, ...]:
-    shapes = {name: entry.shape for name, entry in header.tensors.items()}
+    shapes = {name: tuple(entry["shape"]) for name, entry in header.tensors.items()}
     order = _json_names(header.metadata, "order", path)
     tied = _json_tied(header.metadata, shapes, path)
     choices = choose_in(shapes, addresses, include_bias, order=order, tied=tied)
     for choice in choices:
-        dtype = header.tensors[choice.name].dtype
+        dtype = header.tensors[choice.name]["dtype"]
         if dtype not in FLOATS:
             raise UnfedError(
                 f"{choice.name!r} is stored as {dtype} and has no sign bit to turn; choose {listed(FLOATS)}."
@@ -253,38 +189,27 @@ def _choose_floats(
     return choices
 
 
-def _byte_range(entry: _Entry, choice: Choice) -> tuple[int, int, int]:
-    """Start, stop and item width of the chosen bytes; rows of axis 0 lie together."""
-    width = FLOATS[entry.dtype]
-    if choice.rows is None:
-        return entry.start, entry.stop, width
-    row = math.prod(entry.shape[1:]) * width
-    return entry.start + choice.rows[0] * row, entry.start + choice.rows[1] * row, width
+def _byte_range(entry: Mapping[str, Any], choice: Choice, data: int) -> slice:
+    """Where the bytes with the sign bits of the chosen numbers lie; rows of axis 0 lie together."""
+    width, (start, stop) = FLOATS[entry["dtype"]], entry["data_offsets"]
+    if choice.rows is not None:
+        row = math.prod(entry["shape"][1:]) * width
+        start, stop = start + choice.rows[0] * row, start + choice.rows[1] * row
+    return slice(data + start + width - 1, data + stop, width)
 
 
-def _header_bytes(tensors: Mapping[str, _Entry], metadata: Mapping[str, str]) -> bytes:
-    raw: dict[str, object] = {"__metadata__": dict(metadata)}
-    for name, entry in tensors.items():
-        raw[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.stop]}
-    text = json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode()
+def _turn_signs(path: Path, places: Sequence[slice]) -> None:
+    """Turn the highest bit of these bytes, in the file itself."""
+    data = np.memmap(path, np.uint8, "r+")
+    for place in places:
+        data[place] ^= 0x80
+    data.flush()
+
+
+def _header_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text
-
-
-def _copy(reading: BufferedReader, writing: BufferedWriter, left: int, width: int | None, source: Path) -> None:
-    """Copy `left` bytes in chunks.
-
-    With a `width`, the sign bit of every little-endian number of that width is turned.
-    """
-    chunk = bytearray(min(left, CHUNK_BYTES))
-    while left:
-        view = memoryview(chunk)[: min(left, CHUNK_BYTES)]
-        if reading.readinto(view) != len(view):
-            raise UnfedError(f"{source} became shorter while it was read; nothing was written, try again.")
-        if width is not None:
-            np.frombuffer(view, dtype=np.uint8)[width - 1 :: width] ^= 0x80
-        writing.write(view)
-        left -= len(view)
 
 
 def _refuse_same(source: Path, target: Path) -> None:
@@ -293,11 +218,15 @@ def _refuse_same(source: Path, target: Path) -> None:
         raise UnfedError(f"Source and target are the same file {source}; give the target another name.")
 
 
+def _refuse_no_folder(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise UnfedError(f"The folder {target.parent} does not exist; make it, or give another target.")
+
+
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """A path to write to; it becomes `target` if the block succeeds, and vanishes if not."""
-    if not target.parent.is_dir():
-        raise UnfedError(f"The folder {target.parent} does not exist; make it, or give another target.")
+    _refuse_no_folder(target)
     storage.sweep_beside(target)
     try:
         with storage.replacing(target) as part:
@@ -354,17 +283,15 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _storages(tensors: Mapping[str, Tensor]) -> list[int]:
-    return [t.untyped_storage().data_ptr() for t in tensors.values()]
-
-
 def _tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The later names of tensors that are the same memory, seen the same way, with their first name."""
     first: dict[tuple[object, ...], str] = {}
     tied = {}
-    for (name, t), memory in zip(tensors.items(), _storages(tensors), strict=True):
+    for name, t in tensors.items():
         if t.numel():
-            seen = first.setdefault((memory, t.dtype, t.storage_offset(), t.shape, t.stride()), name)
+            seen = first.setdefault(
+                (t.untyped_storage().data_ptr(), t.dtype, t.storage_offset(), t.shape, t.stride()), name
+            )
             if seen != name:
                 tied[name] = seen
     return tied
