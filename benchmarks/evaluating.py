@@ -38,8 +38,8 @@ from unfed.engines.compiled.fused import fused_block
 from unfed.federation.state import State
 from unfed.measures import attacks, evaluator
 from unfed.methods.finetune import FineTune
+from unfed.model.calling import computed_by
 from unfed.model.functional import Net, Template
-from unfed.model.networks.blocks import computed_by
 from unfed.model.params import Params
 from unfed.requests.entry import Job
 from unfed.runs.job import JobRunner, JobSpec

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from test_recorded import transformer
 from unfed.engines.compiled import capture, handwritten, recorded
 from unfed.engines.compiled.transformer import attention, launch
-from unfed.model.networks.blocks import attend, computed_by
+from unfed.model.calling import attend, computed_by
 from worlds import noting
 
 HALF = torch.bfloat16

@@ -15,9 +15,9 @@ from unfed.client.plan import Optimiser, Phase
 from unfed.engines import Batched, Sequential
 from unfed.engines.compiled import capture, convolution, fused, kernels, recorded
 from unfed.engines.compiled.kernels import Tiles, affordable
+from unfed.model.calling import block, computed_by
 from unfed.model.functional import Template
 from unfed.model.networks import build
-from unfed.model.networks.blocks import block, computed_by
 from unfed.model.params import cast, params_of
 from worlds import noting
 

@@ -15,7 +15,7 @@ from unfed.engines.choice import as_trained
 from unfed.engines.compiled.fused import fused_block
 from unfed.folder.folder import RunFolder
 from unfed.measures import attacks, evaluator
-from unfed.model.networks.blocks import computed_by
+from unfed.model.calling import computed_by
 from unfed.requests.entry import Job
 from unfed.runs.job import LineWriter
 from unfed.runs.progress import Watch

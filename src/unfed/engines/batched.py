@@ -34,7 +34,6 @@ from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
 from unfed.engines.stack import (
     BatchDealer,
-    Crew,
     Integers,
     PaddedRows,
     PhaseSteps,
@@ -229,9 +228,8 @@ class Batched:
 
         Its clients are those of one federation, or of several that ask for the same phases.
         """
-        names = tuple(name for visit in visits for name in visit.clients)
-        plans = tuple(visit.plan for visit in visits for _ in visit.clients)
-        plan, count = plans[0], len(names)
+        asked = [(name, visit.plan) for visit in visits for name in visit.clients]
+        names, plan, count = tuple(name for name, _ in asked), visits[0].plan, len(asked)
         start = visits[0].params if len(visits) == 1 else spread(visits)
         shared, own = contexts(visits, start)
         done = {phase.view: np.zeros(count, dtype=np.int64) for phase in plan.phases}
@@ -240,16 +238,14 @@ class Batched:
         for number, phase in enumerate(plan.phases):
             if number:
                 carry = self._begin_next(phase, carry)
-            held = self._view(names, phase)
-            course = PhaseSteps.of(phase, held.counts)
             run = Replay if self._compile and recordable(phase) else Mapped
-            at_work = run(self._template, phase, Crew(names, plans, held, course), shared, own)
+            at_work = run(self._template, phase, asked, self._view(names, phase), shared, own)
             carry, taken, marked = at_work(carry, done[phase.view])
             objective = objectives.find(phase.objective.name)
-            rows = np.asarray(course.samples(taken))
+            rows = np.asarray(at_work.whole.samples(taken))
             trained += rows
             forwarded += objective.forwards * rows + objective.forget_forwards * np.asarray(marked)
-            done[phase.view] += np.asarray(course.passes(taken))
+            done[phase.view] += np.asarray(at_work.whole.passes(taken))
         stacked = carry["params"] | carry["state"] if plan.phases else expand(start, count)
         block = Block(
             names,
@@ -339,7 +335,7 @@ class Mapped(StackedPhase):
         It also gives the D_u rows that were seen, where those are counted.
         """
         total, phase = self.course.total, self.phase
-        dealer = BatchDealer(self.plans, phase, self.names, self.held, self.places, self.course)
+        dealer = BatchDealer(self)
         step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
         device = self.places.device

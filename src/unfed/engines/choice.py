@@ -34,8 +34,8 @@ from unfed.engines.batched import kept_bytes
 from unfed.engines.compiled import kernels, transformer
 from unfed.engines.compiled.fused import fused_block
 from unfed.errors import UnfedError
+from unfed.model.calling import computed_by
 from unfed.model.functional import Flops, Net, Template
-from unfed.model.networks.blocks import computed_by
 
 # --- which engine suits a model and a device: what was measured, as a rule --------------------------------------------
 

@@ -130,42 +130,31 @@ class PaddedRows:
         return sum(t.numel() * t.element_size() for t in (self.positions, self.rows, self.forget))
 
 
-@dataclass(frozen=True)
-class Crew:
-    """The clients of a stack in one phase: who they are, what they hold, which steps they take.
-
-    Plans differ between federations that are computed side by side, in seed and round only.
-    """
-
-    names: tuple[str, ...]
-    plans: tuple[Plan, ...]
-    held: PaddedRows
-    course: PhaseSteps
-
-
 class StackedPhase:
     """One phase on one stack, its clients sorted by falling number of steps.
 
-    It is what both ways to run a phase begin with.
+    It is what both ways to run a phase begin with. Plans differ between federations that are computed side by side, in
+    seed and round only.
     """
 
     def __init__(
         self,
         template: Template,
         phase: Phase,
-        crew: Crew,
+        asked: Sequence[tuple[str, Plan]],
+        held: PaddedRows,
         shared: Mapping[str, Params],
         own: Mapping[str, Params],
     ) -> None:
-        names, held, course = crew.names, crew.held, crew.course
-        self.template, self.phase, self.held = template, phase, held
-        self.order = np.argsort(-course.total, kind="stable")
-        self.course = course.pick(self.order.tolist())
+        self.template, self.phase, self.held, self.shared, self.own = template, phase, held, shared, own
+        self.whole = PhaseSteps.of(phase, held.counts)
+        """The steps of the clients in the order in which they were asked."""
+        self.order = np.argsort(-self.whole.total, kind="stable")
+        self.course = self.whole.pick(self.order.tolist())
         # Never waiting for the device: while it works on one client, the host prepares the next.
         self.places = torch.from_numpy(self.order).to(held.rows.device, non_blocking=True)
-        self.names = tuple(names[i] for i in self.order)
-        self.plans = tuple(crew.plans[i] for i in self.order)
-        self.shared, self.own = shared, own
+        self.keys = [visit_key(asked[i][1], asked[i][0], phase.view) for i in self.order]
+        """Of every client's visit to the phase's view."""
 
     def running(self, t: int) -> int:
         """How many clients have a step t."""
@@ -175,21 +164,11 @@ class StackedPhase:
 class BatchDealer:
     """Deals the batches of one phase to a stack of clients, sorted by falling number of steps."""
 
-    def __init__(
-        self,
-        plans: Sequence[Plan],
-        phase: Phase,
-        names: Sequence[str],
-        held: PaddedRows,
-        places: Tensor,
-        course: PhaseSteps,
-    ) -> None:
-        """`places` says where in `held` the clients of the (sorted) stack are found."""
-        device = held.rows.device
-        self.course, self._source = course, held.source
-        self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
-        self._counts = torch.from_numpy(course.rows).to(device)
-        self._keys = torch.tensor(visit_keys(plans, phase, names), dtype=torch.int64, device=device)
+    def __init__(self, of: StackedPhase) -> None:
+        self.course, self._source, device = of.course, of.held.source, of.places.device
+        self._held = [table[of.places] for table in (of.held.positions, of.held.rows, of.held.forget)]
+        self._counts = torch.from_numpy(of.course.rows).to(device)
+        self._keys = torch.tensor(of.keys, dtype=torch.int64, device=device)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
@@ -238,11 +217,6 @@ class BatchDealer:
         x, y = self._source.fetch(rows, augment)
         batch = {"x": x, "y": y, "forget": forget, "draws": labels, "key": keys}
         return batch if weight is None else batch | {"weight": weight}
-
-
-def visit_keys(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int]:
-    """The key of every client's visit, for the phase's view."""
-    return [visit_key(plan, name, phase.view) for plan, name in zip(plans, names, strict=True)]
 
 
 def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:

@@ -126,7 +126,9 @@ def _read_header(path: Path) -> _Header:
             text = file.read(int.from_bytes(first, "little"))
     except SafetensorError as error:
         why = str(error).removeprefix("Error while deserializing header: ")
-        raise UnfedError(f"{path} is no whole safetensors file ({why}); copy it again, or convert a .pt file first.") from error
+        raise UnfedError(
+            f"{path} is no whole safetensors file ({why}); copy it again, or convert a .pt file first."
+        ) from error
     except OSError as error:
         raise UnfedError(f"{path} cannot be read ({error.strerror}); check the path and its permissions.") from error
     tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}

@@ -44,11 +44,10 @@ from unfed.engines.stack import (
     cut,
     shuffled,
     stacked_step,
-    visit_keys,
 )
 from unfed.errors import UnfedError
+from unfed.model.calling import computed_by
 from unfed.model.functional import Template
-from unfed.model.networks.blocks import computed_by
 
 # A stack narrower than this many rows per step leaves an H200 idle, so shrinking it further would gain nothing.
 BUSY_ROWS = 256
@@ -309,8 +308,8 @@ class Replay(StackedPhase):
 
     def _visit(self) -> Tensor:
         """Keys, passes, and who begins one; passes change from turn to turn."""
-        visit = torch.zeros((3, len(self.names)), dtype=torch.int64)
-        visit[0] = torch.tensor(visit_keys(self.plans, self.phase, self.names))
+        visit = torch.zeros((3, len(self.keys)), dtype=torch.int64)
+        visit[0] = torch.tensor(self.keys)
         return visit
 
     def _shape(self, t: int) -> Shape:

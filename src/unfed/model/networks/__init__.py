@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from unfed import plugins, rng
 from unfed.errors import UnfedError, listed, nearest
-from unfed.model.networks.blocks import StochasticDepth
 from unfed.model.networks.cnn import CNN, MLP, NORMS, PRESETS, TextTransformer
-from unfed.model.networks.efficientnet import EfficientNet
+from unfed.model.networks.efficientnet import EfficientNet, StochasticDepth
 from unfed.model.networks.resnet import ResNet
 from unfed.model.networks.vit import VisionTransformer
 

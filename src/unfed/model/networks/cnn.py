@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.model.networks.blocks import block
+from unfed.model.calling import block
 from unfed.model.networks.vit import EncoderLayer
 
 # --- the small CNN family, with the paper's two presets in it ---------------------------------------------------------

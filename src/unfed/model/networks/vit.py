@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError
-from unfed.model.networks.blocks import attend
+from unfed.model.calling import attend
 
 
 class Patches(nn.Conv2d):
