@@ -51,6 +51,10 @@ class NotRecovered(Refused):
     """The rounds that a request was given did not bring its model back to what it could before."""
 
 
+class AtWork(UnfedError):
+    """Another process works in the folder."""
+
+
 class Halted(UnfedError):
     """The machine cannot go on, whatever is asked of it (a full disk).
 

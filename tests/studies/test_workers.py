@@ -204,6 +204,8 @@ def test_a_run_that_another_command_is_at_is_left_to_it(tmp_path: Path, monkeypa
         sweep.variants([Axis.of("seed=0,1")]),
         Path("out"),
     )
+    monkeypatch.setattr(presence, "PATIENCE", 0.0)
+    monkeypatch.setattr(presence, "busy", lambda folder: False)  # the other ends as soon as it was met
     with presence.at_work(Path("out/seed-0")):
         said = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert said.exit_code == 0, said.output

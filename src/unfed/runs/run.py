@@ -25,7 +25,7 @@ from typing import Any
 from unfed import plugins
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, members, option
+from unfed.errors import AtWork, Refused, UnfedError, UnfedWarning, expect, listed, members, option
 from unfed.federation.history import Recorder
 from unfed.folder import deny, purge
 from unfed.folder.folder import RunFolder
@@ -191,7 +191,7 @@ class Run(RunRecord):
         """
         failed = self._first_then_serve(watch, self._train_and_compare)
         if failed is None:
-            raise UnfedError(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
+            raise AtWork(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
         self._undo()
         for entry in failed[1:]:
             warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=2)

@@ -25,7 +25,7 @@ import torch
 
 from unfed import plugins
 from unfed.config.config import Config
-from unfed.errors import UnfedError
+from unfed.errors import AtWork, UnfedError
 from unfed.folder import locks as presence
 from unfed.folder.folder import RunFolder
 from unfed.folder.info import RunInfo
@@ -217,10 +217,8 @@ def _go_on(said: Said, folder: str, allow_code: bool) -> bool:
         run = Run.open(Path(folder))
         try:
             run.execute()
-        except UnfedError:
-            if presence.busy(run.folder.path):
-                return True
-            raise
+        except AtWork:
+            return True
     return False
 
 
