@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 class Images:
     """Sixty little pictures in place of CIFAR-10, with torchvision's way of handing them out."""
 
-    def __init__(self, root: str, train: bool, transform: Any) -> None:
+    def __init__(self, root: str, train: bool, transform: Any, download: bool = False) -> None:
         generator = torch.Generator().manual_seed(int(train))
         self.targets = [row % 10 for row in range(60)]
         self._images = torch.randint(0, 256, (60, 3, 8, 8), generator=generator, dtype=torch.uint8)
