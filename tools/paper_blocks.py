@@ -31,8 +31,7 @@ from paper_together import gathered, together
 
 from unfed.cli.options import chosen as chosen_methods
 from unfed.config.config import Config
-from unfed.data.fetch.catalogue import CATALOGUE
-from unfed.data.fetch.roots import find
+from unfed.data.fetch.catalogue import CATALOGUE, find
 from unfed.errors import UnfedError, listed, nearest
 from unfed.paper.items import Item
 from unfed.paper.items import chosen as chosen_items
@@ -267,8 +266,8 @@ def _block(told: Mapping[str, Any], settings: Mapping[str, list[str]], seed: int
 
 def _data_there(name: str, root: Path | None) -> None:
     """Raise how to get a data set that lies in files and is not there."""
-    if places := CATALOGUE[name].places:
-        find(name, root, places)
+    if CATALOGUE[name].places:
+        find(name, root)
 
 
 def _take_training(run: Run, out: Path) -> None:

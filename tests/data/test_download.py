@@ -19,9 +19,9 @@ import pytest
 from test_layouts import batch, folder_of, idx, write_binary, write_pickles
 from unfed.data import DATASETS, load
 from unfed.data.datasets import FROM_FILES
-from unfed.data.fetch.catalogue import CATALOGUE, Archive, DatasetEntry
+from unfed.data.fetch.catalogue import CATALOGUE, Archive, DatasetEntry, found
 from unfed.data.fetch.cifar import CIFAR10, CIFAR100
-from unfed.data.fetch.download import catalogue, download, fetch, unpack, verify
+from unfed.data.fetch.download import download, fetch, unpack, verify
 from unfed.data.fetch.folders import PACKAGES
 from unfed.errors import UnfedError
 
@@ -130,8 +130,8 @@ def test_a_data_set_is_fetched_checked_unpacked_and_then_loads(
     assert left_over(root) == [CIFAR10.binary] and len(load("cifar10", root=root).train) == 20
     asked = len(server.asked)
     assert download("cifar10", root, server.url) == made and len(server.asked) == asked, "nothing to fetch"
-    found = {line.entry.name: line.found for line in catalogue(root)}
-    assert found["cifar10"] == root / CIFAR10.binary and found["mnist"] is None
+    there = found(root)
+    assert there["cifar10"] == root / CIFAR10.binary and there["mnist"] is None
 
 
 def test_an_interrupted_transfer_goes_on_where_it_broke_off(
@@ -353,8 +353,9 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_names_every_data_set_that_can_be_loaded() -> None:
-    assert {line.entry.name for line in catalogue()} == set(DATASETS) - {"imagefolder", *FROM_FILES, *PACKAGES}
-    assert [line.entry.name for line in catalogue() if not line.downloadable] == ["digits"]
-    for line in catalogue():
-        for archive in line.entry.archives:
+    assert {*CATALOGUE} == {*found()} == set(DATASETS) - {"imagefolder", *FROM_FILES, *PACKAGES}
+    assert [name for name, entry in CATALOGUE.items() if not entry.archives] == ["digits"]
+    for entry in CATALOGUE.values():
+        assert len(entry.labels) in (0, entry.classes)
+        for archive in entry.archives:
             assert len(archive.md5) == 32 and archive.url.startswith("http") and "?" not in archive.name

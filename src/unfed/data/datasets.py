@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from unfed import plugins, rng
 from unfed.data.fetch import cifar, folders, idx, tables
+from unfed.data.fetch.catalogue import CATALOGUE
 from unfed.data.fetch.folders import Files
 from unfed.data.fetch.tables import TableFile
 from unfed.data.packing import PackedRows, as_tensor, layout, taken_apart
@@ -241,10 +242,10 @@ def _cifar(layout: cifar.Layout, norm: Mapping[str, Any], root: Path | None) -> 
     return Raw(train, layout.classes, test=test, transform=Transform(flip=0.5, **norm))
 
 
-def _mnist(family: idx.Family, root: Path | None) -> Raw:
+def _mnist(name: str, root: Path | None) -> Raw:
     """MNIST or Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 pixels, as they are."""
-    train, test = idx.read(family, root)
-    return Raw(train, family.classes, test=test)
+    train, test = idx.read(name, root)
+    return Raw(train, CATALOGUE[name].labels, test=test)
 
 
 def _caltech101(root: Path | None) -> Raw:
@@ -288,8 +289,8 @@ DATASETS: dict[str, Loader] = {
     "digits": _digits,
     "cifar10": partial(_cifar, cifar.CIFAR10, _CIFAR10_NORM),
     "cifar100": partial(_cifar, cifar.CIFAR100, _CIFAR100_NORM),
-    "mnist": partial(_mnist, idx.MNIST),
-    "fashion-mnist": partial(_mnist, idx.FASHION),
+    "mnist": partial(_mnist, "mnist"),
+    "fashion-mnist": partial(_mnist, "fashion-mnist"),
     "caltech101": _caltech101,
     "imagefolder": _image_folder,
     "table": lambda root: _from_file("table", TableFile(root)),

@@ -24,63 +24,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unfed.data.fetch.roots import find, read_file
+from unfed.data.fetch.catalogue import CATALOGUE, find, read_file
 from unfed.errors import UnfedError
 
 Bytes = npt.NDArray[np.uint8]
 PIXELS = 3 * 32 * 32
 
-_NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
-_NAMES_100 = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
-    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
-    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
-    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
-    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
-    wardrobe whale willow_tree wolf woman worm
-"""
-CIFAR10_CLASSES, CIFAR100_CLASSES = tuple(_NAMES_10.split()), tuple(_NAMES_100.split())
-
 
 @dataclass(frozen=True)
 class Layout:
-    """One CIFAR data set: where its two layouts lie, and what their records look like."""
+    """One CIFAR data set: the files of its two layouts, and what their records look like."""
 
     name: str
-    classes: tuple[str, ...]
-    binary: str
-    python: str
     train: tuple[str, ...]
     test: str
     label_bytes: int
     label_key: bytes
 
     @property
-    def places(self) -> tuple[str, str]:
-        return self.binary, self.python
+    def classes(self) -> tuple[str, ...]:
+        return CATALOGUE[self.name].labels
+
+    @property
+    def binary(self) -> str:
+        return CATALOGUE[self.name].places[0]
+
+    @property
+    def python(self) -> str:
+        return CATALOGUE[self.name].places[1]
 
 
-CIFAR10 = Layout(
-    name="cifar10",
-    classes=CIFAR10_CLASSES,
-    binary="cifar-10-batches-bin",
-    python="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test="test_batch",
-    label_bytes=1,
-    label_key=b"labels",
-)
-CIFAR100 = Layout(
-    name="cifar100",
-    classes=CIFAR100_CLASSES,
-    binary="cifar-100-binary",
-    python="cifar-100-python",
-    train=("train",),
-    test="test",
-    label_bytes=2,
-    label_key=b"fine_labels",
-)
+CIFAR10 = Layout("cifar10", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", 1, b"labels")
+CIFAR100 = Layout("cifar100", ("train",), "test", 2, b"fine_labels")
 
 
 def read(layout: Layout, root: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -88,7 +63,7 @@ def read(layout: Layout, root: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
 
     Images are uint8 [N, 3, 32, 32] and labels int64 [N], in the official order.
     """
-    folder = find(layout.name, root, layout.places)
+    folder = find(layout.name, root)
     return _part(layout, folder, layout.train), _part(layout, folder, (layout.test,))
 
 

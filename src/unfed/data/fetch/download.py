@@ -1,6 +1,4 @@
-"""Downloads that can be broken off.
-
-They are resumed by Range, checked by checksum, unpacked beside the target and renamed.
+"""Download data sets: resume by Range, check checksums, unpack beside the target, verify, rename.
 
     download("cifar10", root)      fetch ─► MD5 ─► unpack into a temporary folder ─► verify ─► rename
 
@@ -12,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import http.client
 import os
 import shutil
@@ -23,38 +22,26 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+import numpy as np
+import torch
+
+from unfed.data.fetch import cifar, folders, idx
 from unfed.data.fetch.catalogue import (
-    CATALOGUE,
+    VARIABLE,
     Archive,
     DatasetEntry,
-    Listed,
-    Verified,
-    catalogue,
+    data_root,
     entry_of,
+    find,
+    locate,
     md5_of,
-    verify,
 )
-from unfed.data.fetch.roots import VARIABLE, data_root, locate
 from unfed.errors import UnfedError
 from unfed.storage import disk_errors
-
-__all__ = [
-    "CATALOGUE",
-    "Archive",
-    "DatasetEntry",
-    "Listed",
-    "Progress",
-    "Verified",
-    "catalogue",
-    "download",
-    "fetch",
-    "unpack",
-    "verify",
-]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes there will be, where the server says so."""
@@ -66,6 +53,17 @@ MOST_DOWNLOADED = 4 << 30
 MOST_UNPACKED = 16 << 30
 MOST_FILES = 1_000_000
 _LONGEST_NAME = 1024
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` saw."""
+
+    name: str
+    folder: Path
+    images: int
+    classes: int
+    how: str
 
 
 def download(
@@ -101,51 +99,31 @@ def download(
 
 def _install(entry: DatasetEntry, base: Path, archives: Sequence[Path]) -> Verified:
     """Unpack beside the target, look whether it is right, and only then let it appear."""
+    place = base / entry.places[0]
     with _workshop(base) as workshop:
-        target = workshop / entry.places[0]
         for archive in archives:
-            if _is_archive(archive):
+            if archive.name.endswith((".tar.gz", ".zip")):
                 unpack(archive, workshop)
             else:
-                with disk_errors(target):
-                    target.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(archive, target / archive.name)
-        _settle(workshop, entry)
-        seen = verify(entry.name, target)
-        _appear(workshop, base, PurePosixPath(entry.places[0]))
-    return replace(seen, folder=base / entry.places[0])
+                with disk_errors(workshop / place.name):
+                    (workshop / place.name).mkdir(exist_ok=True)
+                    shutil.copyfile(archive, workshop / place.name / archive.name)
+        found = _unpacked(workshop, entry.name, place.name)
+        seen = verify(entry.name, found)
+        with disk_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(found, place)
+    return replace(seen, folder=place)
 
 
-def _appear(workshop: Path, base: Path, place: PurePosixPath) -> None:
-    """Rename the outermost folder that is not there yet, so that all of the data set appears at once."""
-    for top in [*reversed(place.parents), place]:
-        if not (base / top).exists():
-            with disk_errors(base / top):
-                os.rename(workshop / top, base / top)
-            return
-
-
-def _is_archive(path: Path) -> bool:
-    return path.name.endswith((".tar.gz", ".tgz", ".tar", ".zip"))
-
-
-def _settle(workshop: Path, entry: DatasetEntry) -> None:
-    """Bring what an archive held to the first of the data set's places.
-
-    What lies inside is unpacked and moved there.
-    """
-    target = workshop / entry.places[0]
-    if target.is_dir():
-        return
-    wanted = target.name
+def _unpacked(workshop: Path, name: str, wanted: str) -> Path:
+    """The data set's folder in what its archives held; an archive of it that lies inside is unpacked too."""
     for inner in sorted(workshop.rglob(f"{wanted}.tar*")):
         unpack(inner, inner.parent)
     found = next((path for path in sorted(workshop.rglob(wanted)) if path.is_dir()), None)
     if found is None:
-        raise UnfedError(f"The archive of {entry.name} holds no folder {wanted!r}; try another mirror.")
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(found, target)
+        raise UnfedError(f"The archive of {name} holds no folder {wanted!r}; try another mirror.")
+    return found
 
 
 @contextlib.contextmanager
@@ -237,9 +215,13 @@ def _attempt(url: str, part: Path, have: int, name: str, progress: Progress | No
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdigit() else None
         with disk_errors(part), open(part, "ab" if goes_on else "wb") as file:
-            for chunk in _chunks(response):
-                if chunk is None:
+            while True:
+                try:  # a broken connection must not be mistaken for a full disk
+                    chunk = response.read(CHUNK_BYTES)
+                except (OSError, http.client.HTTPException):
                     return False
+                if not chunk:
+                    break
                 if have + len(chunk) > MOST_DOWNLOADED:
                     raise UnfedError(
                         f"{url} sends more than {MOST_DOWNLOADED >> 30} GiB, so it was stopped; give another mirror."
@@ -249,19 +231,6 @@ def _attempt(url: str, part: Path, have: int, name: str, progress: Progress | No
                 if progress is not None:
                     progress(name, have, total)
     return total is None or have >= total
-
-
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes | None]:
-    """The body in pieces; None where the connection broke, so that it cannot be mistaken for a full disk."""
-    while True:
-        try:
-            chunk = response.read(CHUNK_BYTES)
-        except (OSError, http.client.HTTPException):
-            yield None
-            return
-        if not chunk:
-            return
-        yield chunk
 
 
 # --- unpacking --------------------------------------------------------------------------------------------------------
@@ -314,3 +283,57 @@ def _inside(name: str, archive: Path) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
         raise UnfedError(f"The archive {archive} holds {name!r}, which lies outside its folder; it was not unpacked.")
     return path
+
+
+# --- verifying --------------------------------------------------------------------------------------------------------
+
+
+_CIFAR = {layout.name: layout for layout in (cifar.CIFAR10, cifar.CIFAR100)}
+
+
+def verify(name: str, root: str | Path | None = None) -> Verified:
+    """Read the whole data set and compare it with what is published; the first difference is an error."""
+    entry = entry_of(name)
+    folder = find(name, None if root is None else Path(root))
+    advice = f"`unfed data download {name} --root DIR`"
+    hashed = 0
+    for path, own, published in _checksums(entry, folder):
+        hashed += 1
+        if own != published:
+            raise UnfedError(
+                f"The content of {path} has the checksum {own}, published is {published}; delete {path.parent} and run"
+                f" {advice}."
+            )
+    if name in _CIFAR:
+        labels = [labels for _, labels in cifar.read(_CIFAR[name], folder)]
+    elif name == "caltech101":
+        (images, own_labels), _ = folders.caltech101(folder)
+        images.decode(8)  # an image that cannot be decoded is named
+        labels = [own_labels]
+    else:
+        labels = [labels for _, labels in idx.read(name, folder)]
+    expected, found = [n for n in (entry.train, entry.test) if n], [len(part) for part in labels]
+    present = len(torch.unique(torch.cat(labels)))
+    if found != expected or present != entry.classes:
+        raise UnfedError(
+            f"The data set in {folder} has {' + '.join(map(str, found))} images of {present} classes, {name} has"
+            f" {' + '.join(map(str, expected))} of {entry.classes}; delete the folder and run {advice}."
+        )
+    counted = f"{sum(found):,} images in {present} classes counted"
+    how = f"{hashed} published checksums, {counted}" if hashed else counted
+    return Verified(name, folder, sum(found), present, how)
+
+
+def _checksums(entry: DatasetEntry, folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """(file, its checksum, the published one) of what has one, by content: the layout does not matter."""
+    for name, published in entry.files.items():
+        if (folder / name).is_file():
+            yield folder / name, md5_of(folder / name), published
+    for stem, published in entry.contents.items():
+        if entry.name in _CIFAR:
+            pixels, labels = cifar.read_batch(_CIFAR[entry.name], folder, stem)
+            content = np.concatenate([labels[:, None], pixels], 1).tobytes()
+        else:
+            content = idx.plain_bytes(idx.file_of(folder, stem))
+        kind = "sha1" if len(published) == 40 else "md5"
+        yield folder / stem, hashlib.new(kind, content, usedforsecurity=False).hexdigest(), published

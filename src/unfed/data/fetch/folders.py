@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from unfed import storage
-from unfed.data.fetch.roots import find
+from unfed.data.fetch.catalogue import find
 from unfed.errors import UnfedError, extra, nearest
 
 # --- image folders ----------------------------------------------------------------------------------------------------
@@ -49,11 +49,6 @@ from unfed.errors import UnfedError, extra, nearest
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 # By their content: what calls itself .png and is PostScript would have Pillow look for Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-CALTECH101_PLACES = (
-    "caltech101/101_ObjectCategories",
-    "caltech-101/101_ObjectCategories",
-    "101_ObjectCategories",
-)
 BACKGROUND = "BACKGROUND_Google"
 HELD_OUT = 0.2
 
@@ -111,7 +106,7 @@ def caltech101(root: Path | None) -> tuple[Listing, tuple[str, ...]]:
 
     `Faces` is class 0, `airplanes` is class 5.
     """
-    folder = find("caltech101", root, CALTECH101_PLACES)
+    folder = find("caltech101", root)
     names = [name for name in _class_names(folder) if name != BACKGROUND]
     _check_some(names, folder)
     return _listed(folder, names, least=2), tuple(names)

@@ -12,7 +12,6 @@ import gzip
 import io
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unfed.data.fetch.roots import find, read_file
+from unfed.data.fetch.catalogue import CATALOGUE, find, read_file
 from unfed.errors import UnfedError
 
 FILES = {
@@ -31,40 +30,23 @@ _UINT8 = 8
 MOST_BYTES = 1 << 30  # twenty times what the family's largest file unpacks to
 
 
-@dataclass(frozen=True)
-class Family:
-    """One data set of the family: its name, the folders it may lie in, its classes."""
-
-    name: str
-    places: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-MNIST = Family("mnist", ("mnist", "MNIST/raw"), tuple("0123456789"))
-FASHION = Family(
-    "fashion-mnist",
-    ("fashion-mnist", "FashionMNIST/raw"),
-    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
-
-
-def read(family: Family, root: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def read(name: str, root: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((train images, labels), (test images, labels)): uint8 [N, 1, H, W] and int64 [N]."""
-    folder = find(family.name, root, family.places)
-    return _part(family, folder, "train"), _part(family, folder, "test")
+    folder = find(name, root)
+    return _part(name, folder, "train"), _part(name, folder, "test")
 
 
-def _part(family: Family, folder: Path, part: str) -> tuple[Tensor, Tensor]:
+def _part(name: str, folder: Path, part: str) -> tuple[Tensor, Tensor]:
     image_file, label_file = (file_of(folder, stem) for stem in FILES[part])
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(images) != len(labels):
         raise UnfedError(
             f"{image_file} holds {len(images)} images and {label_file} {len(labels)} labels, so they do not belong"
-            f" together; download {family.name} again."
+            f" together; download {name} again."
         )
     high = int(labels.max(initial=0))
-    if high >= len(family.classes):
-        raise UnfedError(f"{label_file} holds the label {high}, which {family.name} has not; download it again.")
+    if high >= len(CATALOGUE[name].labels):
+        raise UnfedError(f"{label_file} holds the label {high}, which {name} has not; download it again.")
     return torch.from_numpy(images)[:, None], torch.from_numpy(labels.astype(np.int64))
 
 
