@@ -1,9 +1,8 @@
-"""How a picture gets into the page.
+"""Turn matplotlib figures into pictures: inline SVG for a page, SVG, PDF and CSV files.
 
-It is SVG text that takes its colours and its font from the page around it.
-
-matplotlib draws with stand-in colours; afterwards each stand-in becomes `currentColor` or a CSS variable, so one
-picture serves light, dark and print. Text stays text. The same input gives the same bytes: no date, fixed identifiers.
+Figures are drawn in the light colours of the page. On the page each colour becomes `currentColor` or a CSS variable,
+so one picture serves light, dark and print. Text stays text. The same input gives the same bytes: no date, fixed
+identifiers.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import base64
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,18 +22,18 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.report.tables import safe
 
-# Stand-in → what the page shows. No picture of ours uses these exact colours for anything else.
-INK, FAINT, REFERENCE, PAPER = "#010203", "#010204", "#010205", "#010206"
-SERIES = tuple(f"#0102{index:02x}" for index in range(0x10, 0x18))
+_style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
+_LIGHT = dict(re.findall(r"--([\w-]+): (#\w+);", _style[: _style.index("}")]))
+INK, FAINT, REFERENCE, PAPER = (_LIGHT[name] for name in ("ink", "line", "reference", "card"))
+SERIES = tuple(_LIGHT[f"series-{index}"] for index in range(8))
 _PAGE = {INK: "currentColor", FAINT: "var(--line)", REFERENCE: "var(--reference)", PAPER: "var(--card)"}
 _PAGE |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
 
@@ -79,7 +77,7 @@ def svg_text(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def drawn(figure: Figure, name: str) -> str:
-    """The figure as SVG in stand-in colours: this is what takes time, and everything else is made of it."""
+    """The figure as SVG in light colours: this is what takes time, and everything else is made of it."""
     laid_out(figure)
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         buffer = io.StringIO()
@@ -105,8 +103,8 @@ def inline(svg: str, name: str, title: str, description: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    for stand_in, colour in _PAGE.items():
-        svg = svg.replace(stand_in, colour)
+    for light, colour in _PAGE.items():
+        svg = svg.replace(light, colour)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
     svg = re.sub(r"font-family: [^;]+; ", "", svg)  # the page's font
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
@@ -155,20 +153,17 @@ class Picture:
     name: str
     title: str
     inline: str
-    alone: str = field(repr=False)
+    svg: str = field(repr=False)
+    """The picture as an SVG file of its own."""
     header: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     figure: Figure = field(repr=False, compare=False)
-
-    def svg(self) -> str:
-        """The picture as a file of its own."""
-        return self.alone
 
     def pdf(self) -> bytes:
         """The picture as one page; its fonts are in it."""
         buffer = io.BytesIO()
         with matplotlib.rc_context({"pdf.fonttype": 42}):
-            FigureCanvasPdf(_recoloured(self.figure))
+            FigureCanvasPdf(self.figure)
             nothing = dict.fromkeys(("CreationDate", "ModDate", "Creator", "Producer"))
             self.figure.savefig(buffer, format="pdf", transparent=True, metadata=nothing)
         return buffer.getvalue()
@@ -183,7 +178,7 @@ class Picture:
         """The picture in one of the formats."""
         if kind not in FORMATS:
             raise UnfedError(f"A picture is written as svg, pdf or csv, not as {kind!r}.")
-        return self.pdf() if kind == "pdf" else (self.svg() if kind == "svg" else self.csv()).encode()
+        return self.pdf() if kind == "pdf" else (self.svg if kind == "svg" else self.csv()).encode()
 
     def save(self, path: str | Path) -> Path:
         """Write it; the end of the name says how: `.svg`, `.pdf` or `.csv`."""
@@ -193,7 +188,7 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         """What a notebook shows."""
-        return self.svg()
+        return self.svg
 
     def downloads(self) -> list[tuple[str, str]]:
         """Files and links that hold them: the page stays one file."""
@@ -221,10 +216,7 @@ def picture(
     raw = drawn(figure, name)
     page = inline(_bare(figure, framed, raw), name, title, told)
     page = page.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
-    alone = raw
-    for stand_in, colour in _light().items():
-        alone = alone.replace(stand_in, colour)
-    return Picture(name, caption or title, page, alone, tuple(header), tuple(point.row for point in points), figure)
+    return Picture(name, caption or title, page, raw, tuple(header), tuple(point.row for point in points), figure)
 
 
 def _spots(figure: Figure, points: Sequence[DrawnValue]) -> list[str]:
@@ -267,33 +259,3 @@ def _bare(figure: Figure, framed: tuple[Text, Legend | None], svg: str) -> str:
     bottom = 0.0 if legend is None else legend.get_window_extent().y1 * scale + 1
     box = f'viewBox="0 {top:.1f} {width:.1f} {height - top - bottom:.1f}"'
     return re.sub(r'viewBox="[^"]+"', box, without(without(svg, HEADING), KEY), count=1)
-
-
-def _recoloured(figure: Figure) -> Figure:
-    """The figure in the page's light colours. Done twice, it is done once."""
-    artists = list(figure.findobj())
-    for artist in [*artists, *(one.arrow_patch for one in artists if isinstance(one, Annotation) and one.arrow_patch)]:
-        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            _recolour(artist, part, _light())
-    return figure
-
-
-def _recolour(artist: Any, part: str, colours: Mapping[str, str]) -> None:
-    get, put = getattr(artist, f"get_{part}", None), getattr(artist, f"set_{part}", None)
-    if get is None or put is None:
-        return
-    try:
-        found = to_rgba_array(get())
-    except (ValueError, TypeError):  # "auto", "none"
-        return
-    if len(found) == 1 and (now := to_hex(found[0])) in colours:
-        put(colours[now])
-
-
-@cache
-def _light() -> dict[str, str]:
-    """The page's light colours, for a file that has no page around it."""
-    style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
-    named = dict(re.findall(r"--([\w-]+): (#\w+);", style[: style.index("}")]))
-    found = {INK: named["ink"], FAINT: named["line"], REFERENCE: named["reference"], PAPER: named["card"]}
-    return found | {colour: named[f"series-{index}"] for index, colour in enumerate(SERIES)}
