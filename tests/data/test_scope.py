@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unfed import rng
-from unfed.data import ClientData, Request, TensorSource, backdoor, iid, mark, read_samples, split
+from unfed.data import ClientData, Request, SampleList, TensorSource, backdoor, iid, mark, split
 from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 
@@ -257,7 +257,7 @@ def test_a_text_is_not_taken_for_the_clients_that_its_letters_name() -> None:
 def test_a_sample_list_is_read_in_order(tmp_path: Path) -> None:
     file = tmp_path / "samples.csv"
     file.write_text('\ufeffclient,position\n"Smith, J",0\nb, 12\n\na,3\n', encoding="utf-8")
-    assert read_samples(file) == (("Smith, J", 0), ("b", 12), ("a", 3))
+    assert SampleList.read(file).samples == (("Smith, J", 0), ("b", 12), ("a", 3))
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ def test_a_sample_list_is_read_in_order(tmp_path: Path) -> None:
 def test_a_malformed_sample_list_is_refused_by_line(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "samples.csv").write_text(text)
     with pytest.raises(UnfedError, match=sentence):
-        read_samples(tmp_path / "samples.csv")
+        assert SampleList.read(tmp_path / "samples.csv").samples
 
 
 def test_a_sample_list_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match=r"cannot be read .No such file"):
-        read_samples(tmp_path / "missing.csv")
+        assert SampleList.read(tmp_path / "missing.csv").samples
     (tmp_path / "binary.csv").write_bytes(b"client,position\n\xff\xfe,1\n")
     with pytest.raises(UnfedError, match=r"cannot be read .*UTF-8"):
-        read_samples(tmp_path / "binary.csv")
+        assert SampleList.read(tmp_path / "binary.csv").samples

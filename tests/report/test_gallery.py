@@ -68,7 +68,7 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
         text = one.svg
         ElementTree.fromstring(text)
         assert "var(--" not in text and "currentColor" not in text, f"{name}: a colour that only a page can fill in"
-        assert not {*re.findall("#[0-9a-f]{6}", one.inline)} & {*drawing._PAGE}, f"{name}: a colour for light pages only"
+        assert not {*re.findall("#[0-9a-f]{6}", one.inline)} & {*drawing._PAGE}, name
         assert one.title.lower() in text.lower()
         assert one.pdf().startswith(b"%PDF")
     assert ">Average gap against computation<" in drawn["gap-by-flops"].svg, "a file says what it shows"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unfed.api import write_report
-from unfed.cli.display import can_be_undone, next_steps, story, undone_words
+from unfed.cli.display import can_be_undone, next_steps, story
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures.undo import flip, refits
@@ -82,7 +82,7 @@ def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked:
     scene, models, knowledge = attacked
     turned = flip.flip(scene, models["not"], knowledge)
     first, last = can_be_undone(run)
-    assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
+    assert f"brings that to {turned['backdoor']:.1f} % (Retrain: " in first and "can be brought back" in first
     assert "Retrain lasts" in last and f"unfed probe {run.folder.path}" in last
 
 
@@ -100,18 +100,6 @@ def test_what_comes_next_names_a_client_that_is_there_and_has_not_been_asked_to_
     assert f"take another client out with `unfed forget '{run.folder.path}' --client 1`; your own" in said
     run.folder.put_request(Entry(1, Request("r", clients=("1",)), "not", "1", now(), 0))
     assert "unfed forget" not in next_steps(run)[0]
-
-
-def test_without_a_way_back_nothing_is_said_of_one() -> None:
-    assert undone_words({"reason": "not measured: no public inverse"}, {}, "run") == []
-
-
-def test_undone_is_said_of_what_comes_back_beyond_retrain_only() -> None:
-    control = {"backdoor": 2.0, "forget": 25.0}
-    assert undone_words({"backdoor": 84.5, "forget": 81.9}, control, "run")[0].startswith("It can be undone: ")
-    assert undone_words({"backdoor": 4.2, "forget": 28.0}, control, "run")[0].startswith(
-        "Turned back it shows little more"
-    )
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,14 @@
 """The commands about data sets: `unfed data list`, `verify`, `download`."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unfed.cli.console import echo_json, print_table, say, stderr
+from unfed.cli.console import echo_json, print_table, say
 from unfed.cli.options import Json, Quiet, plain
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from unfed.data.fetch.download import Progress as Progressing
     from unfed.data.fetch.download import Verified
 
 app = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
@@ -66,9 +61,16 @@ def download(
 
     An interrupted download continues.
     """
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    from unfed.cli.display import Live
     from unfed.data.fetch import download as downloads
 
-    with _bar(quiet or as_json) as progress:
+    with Live(quiet or as_json, DownloadColumn(), TransferSpeedColumn()) as live:
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            live.show(file, done, total, f"Fetching {file} …")
+
         made = downloads.download(name, root, mirror, progress)
     _tell(made, as_json)
 
@@ -79,23 +81,3 @@ def _tell(seen: "Verified", as_json: bool) -> None:
         echo_json(facts | {"how": seen.how})
     else:
         say(f"{seen.name} is whole in {seen.folder}: {seen.how}.")
-
-
-@contextlib.contextmanager
-def _bar(silent: bool) -> Iterator["Progressing | None"]:
-    """A progress bar on stderr, one line per file."""
-    if silent:
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=stderr) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file, total=total)
-            bar.update(tasks[file], completed=done, total=total)
-
-        yield show

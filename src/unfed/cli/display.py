@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from unfed.cli.console import Console, say, stdout
+from unfed.cli.console import Console, say, stderr, stdout
 from unfed.folder.info import RequestInfo
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
@@ -21,7 +21,7 @@ from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.sentences import earlier_words, falls, left_before, verdicts
 from unfed.report.tables import name_of, star
-from unfed.report.undo import ABOVE
+from unfed.report.undo import sentence
 from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
 from unfed.requests.entry import GateSaid, Job
 from unfed.requests.reversible import inverse_of
@@ -54,6 +54,22 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(f"{clock_text(self._clock.seconds_left)} left", style="cyan")
+
+
+class Live(Progress):
+    """Progress on stderr: a bar on a terminal, elsewhere one line for each thing that is begun."""
+
+    def __init__(self, silent: bool, *columns: ProgressColumn) -> None:
+        bar = TextColumn("{task.description:<12}"), BarColumn(bar_width=24), *columns, TimeElapsedColumn()
+        super().__init__(*bar, console=stderr, transient=True, disable=silent or not stderr.is_terminal)
+        self._lines, self._seen = not (silent or stderr.is_terminal), set[str]()
+        self._task = self.add_task("getting ready", total=1)
+
+    def show(self, what: str, done: float, total: float | None, begun: str) -> None:
+        self.update(self._task, description=escape(what), completed=done, total=total)
+        if self._lines and begun not in self._seen:  # several processes speak in turn
+            stderr.print(escape(begun), soft_wrap=True)
+        self._seen.add(begun)
 
 
 class Display(Watch):
@@ -283,29 +299,12 @@ def _plain(value: Value) -> str:
 
 
 def can_be_undone(run: Run) -> list[str]:
-    """What comes of NoT's model, and of Retrain's, when NoT's layers are negated back, in sentences.
-
-    The folder keeps it, so that the report can show it.
-    """
+    """What NoT's inverse brings back in its model and in Retrain's; the folder keeps it for the report."""
     found = first_look(run, "not")
     if found is None:
         return []
-    turned, control = (found.measured[who]["flip"] for who in ("unlearned", "retrain"))
-    return undone_words(turned, control, run.command("probe"))
-
-
-def undone_words(turned: dict[str, Any], control: dict[str, Any], probe: str) -> list[str]:
-    """Both in sentences; nothing where there is no way back."""
-    if not (is_measured(turned.get("backdoor")) and is_measured(control.get("backdoor"))):
-        return []
-    more = turned["backdoor"] > control["backdoor"] + ABOVE
-    first = "It can be undone" if more else "Turned back it shows little more than Retrain"
-    return [
-        f"{first}: with its first layer negated once more, NoT's model fires on {percent(turned['backdoor'])} and is"
-        f" right on {percent(turned['forget'])} of the forgotten data (Retrain's:"
-        f" {percent(control['backdoor'])} and {percent(control['forget'])}).",
-        f"Retrain lasts; Sealed has no inverse. `{probe}` tries other ways to undo every model of this run.",
-    ]
+    lasts = f"Retrain lasts; Sealed has no inverse. `{run.command('probe')}` tries other ways to undo these models."
+    return [sentence([found]), lasts]
 
 
 def next_steps(run: Run) -> list[str]:

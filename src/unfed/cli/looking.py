@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 from rich.markup import escape
 
-from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
+from unfed.cli.console import echo_json, print_table, say, stdout
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option, plain
 from unfed.errors import Refused, UnfedError, counted
 
 if TYPE_CHECKING:
+    from unfed.cli.display import Live
     from unfed.folder.layout import Undoing
     from unfed.methods import Method
     from unfed.runs.probe import Step
@@ -26,8 +26,6 @@ WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model bef
 SETTLED = {"fulfilled", "revoked"}
 SCREEN = 10
 """Settled requests that `status` lists; the others are counted."""
-LONG = 15.0
-"""Seconds of silence after which a log names what goes on."""
 
 
 def status(
@@ -184,14 +182,15 @@ def probe(
     It shows how much comes back, beside Retrain and the model before. If interrupted, give the same command again.
     """
     from unfed.api import write_report
+    from unfed.cli.display import Live
     from unfed.runs.probe import effort_of
     from unfed.runs.probe import probe as measure
     from unfed.runs.run import Run
 
     fits = _numbers("--rows", rows, int), _numbers("--steps", steps, int), _numbers("--rates", rates, float)
     opened = Run.open(run)
-    with _Steps(stderr, silent=as_json or quiet) as said:
-        found = measure(opened, seed, request, method, effort_of(opened, quick, *fits), said)
+    with Live(as_json or quiet) as live:
+        found = measure(opened, seed, request, method, effort_of(opened, quick, *fits), partial(_shown, live))
     report = write_report(opened)
     if as_json:
         echo_json([one.to_json() for one in found])
@@ -215,36 +214,9 @@ def _numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number,
     return tuple(found)
 
 
-class _Steps:
-    """Live progress on a terminal; where there is none, a line for each model.
-
-    When a piece is long in coming, it is named too.
-    """
-
-    def __init__(self, console: Console, silent: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console, self._silent, self._told = console, silent, time.monotonic()
-        columns = TextColumn("Probing {task.description}"), BarColumn(bar_width=8), TimeElapsedColumn()
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("…", total=1)
-
-    def __enter__(self) -> "_Steps":
-        if not self._silent and self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, step: "Step") -> None:
-        what = f"{step.target}, {step.measurement}{WHOSE[step.who]}" if step.measurement else step.target
-        self._progress.update(self._task, description=escape(what), completed=max(step.number - 1, 0), total=step.of)
-        late = time.monotonic() - self._told > LONG
-        if not self._silent and not self._console.is_terminal and (late or not step.measurement):
-            where = f" ({step.number} of {step.of})" if step.measurement else ""
-            self._console.print(f"Probing {escape(what)}{where} …", soft_wrap=True)
-            self._told = time.monotonic()
+def _shown(live: "Live", step: "Step") -> None:
+    what = f"{step.target}, {step.measurement}{WHOSE[step.who]}" if step.measurement else step.target
+    live.show(what, max(step.number - 1, 0), step.of, f"Probing {step.target} …")
 
 
 def _tell_undone(found: "Undoing") -> None:

@@ -87,14 +87,14 @@ def read_config(name: str, sets: list[str]) -> "Config":
     return Config.preset(name, sets) if known else Config.read(name, sets)
 
 
-def chosen(methods: str, every: list[str] | None = None) -> str:
+def chosen(methods: str) -> str:
     """`--methods` as a change of the config."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise UnfedError("--methods takes names with commas, for example not,ft,retrain; `unfed methods` lists them.")
-    if methods == "all" and not every:
+    if methods == "all":
         raise UnfedError("--methods all is for `unfed demo`; name them with commas, `unfed methods` lists them.")
-    return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
+    return f"methods.run={json.dumps(names)}"
 
 
 def read_with_methods(name: str, sets: list[str], methods: str | None, serving: bool = False) -> "Config":

@@ -81,7 +81,6 @@ def forget(
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
-    _one_client_each(client, opened.description.clients)
     if signed is not None:
         wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         name, sentence = received(opened, signed, opening, (method, until, seed, wanted))
@@ -153,16 +152,6 @@ def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
         raise UnfedError("--opening belongs to a signed request; give that with --request.")
     if ways > 1 or (ways == 0 and name is None):
         raise UnfedError("Name what to forget with exactly one of --client, --class or --samples.")
-
-
-def _one_client_each(asked: list[str], there: Sequence[str]) -> None:
-    """Refuse several clients in one option; who is not in the run is refused where the request is filed."""
-    for one in asked:
-        parts = [part.strip() for part in one.split(",")]
-        if one not in there and len(parts) > 1 and all(part in there for part in parts):
-            raise UnfedError(
-                f"--client takes one client; for several say {' '.join(f'--client {part}' for part in parts)}."
-            )
 
 
 def _how(

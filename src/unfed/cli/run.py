@@ -53,15 +53,14 @@ def demo(
     takes about a minute.
     """
     from unfed.cli import display
-    from unfed.config.config import Config, presets
-    from unfed.methods import METHODS
+    from unfed.config.config import Config
 
     preset = "demo"
     changes = [f"seed={seed}", *sets]
-    if methods == "all" and "demo-all" in presets():
+    if methods == "all":
         preset = "demo-all"
     elif methods is not None:
-        changes.append(chosen(methods, list(METHODS)))
+        changes.append(chosen(methods))
     run = _begin(Config.preset(preset, with_device(changes, device)), out, "demo", as_json or quiet)
     _work(run, as_json, quiet, more=lambda run: [*display.can_be_undone(run), *display.next_steps(run)])
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from unfed import plugins
-from unfed.cli.console import Console, echo_json, print_table, say, stderr, stdout
+from unfed.cli.console import echo_json, print_table, say, stderr, stdout
 from unfed.cli.options import (
     AllowCode,
     ConfigArgument,
@@ -225,11 +225,11 @@ def population(
     read = read_with_methods(config, with_device(sets, device), methods, serving=cases is None)
     folder = out or Path("runs", f"{read.name}-{'population' if cases is None else 'stress'}")
     with resumable(), _workers(jobs, workers) as taken:
-        with _Bar(stderr, silent or as_json) as bar:
+        with _bar(silent or as_json) as said:
             if cases is not None:
-                harm = _stress(read, count, folder, cases, bound, bar.said, taken)
+                harm = _stress(read, count, folder, cases, bound, said, taken)
             else:
-                found = populate(read, count, folder, bar.said, taken)
+                found = populate(read, count, folder, said, taken)
         if cases is not None:
             _show_harm(harm, count, bound, folder, as_json, silent)
             return
@@ -245,42 +245,15 @@ def population(
         _show_accuracies(found, rows)
 
 
-class _Bar:
-    """Live progress on a terminal; one line per kind of model where there is none."""
+@contextmanager
+def _bar(silent: bool) -> Iterator["Said"]:
+    """What is called with each kind of model and its round, and shows it."""
+    from rich.progress import TextColumn
 
-    def __init__(self, console: Console, silent: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from unfed.cli.display import Live
 
-        self._console, self._silent, self._kinds = console, silent, set[str]()
-        self._progress = Progress(
-            TextColumn("{task.description:<12}"),
-            BarColumn(bar_width=24),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("getting ready", total=1)
-
-    def __enter__(self) -> "_Bar":
-        if not self._silent and self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    @property
-    def said(self) -> "Said":
-        from unfed.studies.grid import quiet
-
-        return quiet if self._silent else self._said
-
-    def _said(self, kind: str, round: int, rounds: int) -> None:
-        self._progress.update(self._task, description=escape(kind), completed=round, total=rounds)
-        if kind not in self._kinds and not self._console.is_terminal:  # several processes speak in turn
-            self._console.print(f"{escape(kind)}: {rounds} rounds of every seed at work", soft_wrap=True)
-        self._kinds.add(kind)
+    with Live(silent, TextColumn("round {task.completed:.0f}/{task.total:.0f}")) as live:
+        yield lambda kind, round, rounds: live.show(kind, round, rounds, f"{kind}: {rounds} rounds of every seed")
 
 
 def _show_accuracies(found: "Population", rows: list["Accuracy"]) -> None:
@@ -467,8 +440,8 @@ def bench(
         _conforms(name)
     if not (as_json or silent):
         stderr.print(f"{work.protocol.bench} {work.protocol.suite}, protocol SHA-256 {work.sha256}", soft_wrap=True)
-    with resumable(), _workers(jobs, workers) as taken, _Bar(stderr, silent or as_json) as bar:
-        found = benchmark.bench(work, bar.said, 1 if code else taken)
+    with resumable(), _workers(jobs, workers) as taken, _bar(silent or as_json) as said:
+        found = benchmark.bench(work, said, 1 if code else taken)
     if as_json:
         echo_json([one.to_json() for one in found])
     elif not silent:

@@ -13,7 +13,7 @@ one integer word per row, everything else of a seed.
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
 from unfed.data.partition import Deal, Partition, dirichlet, iid, natural, shards, split
 from unfed.data.poison import Trigger, backdoor, camouflage, confuse, poison, triggered
-from unfed.data.scope import ClientData, DenyList, Request, SampleList, Unlabelled, keep_out, mark, public, read_samples
+from unfed.data.scope import ClientData, DenyList, Request, SampleList, Unlabelled, keep_out, mark, public
 from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "natural",
     "poison",
     "public",
-    "read_samples",
     "shards",
     "split",
     "triggered",

@@ -42,7 +42,8 @@ import csv
 import hashlib
 import hmac
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from numbers import Integral
@@ -109,6 +110,9 @@ class Request:
             raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
         for name in LISTS:
             object.__setattr__(self, name, _typed(name, getattr(self, name)))
+        for name, (fits, what) in FIELDS.items():
+            if not fits(value := getattr(self, name)):
+                raise UnfedError(f"A request's {name} must be {what}, not {repr(value)[:100]}.")
         exactly_one(self.id, {name: getattr(self, name) for name in (*LISTS, "fraction")})
         if self.fraction is not None and not 0.0 < self.fraction < 1.0:
             raise UnfedError(f"Request {self.id!r} has the fraction {self.fraction}; it must lie between 0 and 1.")
@@ -132,16 +136,10 @@ class Request:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary: the id and the one thing that is asked for."""
-        plain: dict[str, Any] = {"id": self.id} | ({"deleted": True} if self.deleted else {})
-        if self.fraction is not None:
-            return plain | {"fraction": self.fraction}
-        if self.named:
-            listed = {"listed": self.listed} if self.listed else {}
-            own = {"samples": [list(one) for one in self.samples]} if self.samples else {"rows": list(self.rows)}
-            return plain | own | listed
-        if self.clients:
-            return plain | {"clients": list(self.clients)}
-        return plain | {"classes": list(self.classes)}
+        lists = {name: [list(one) if name == "samples" else one for one in getattr(self, name)] for name in LISTS}
+        more = {"fraction": self.fraction, "listed": self.listed if self.named else None}
+        said = {"deleted": self.deleted, **lists, **more}
+        return {"id": self.id, **{name: value for name, value in said.items() if value}}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Request:
@@ -152,13 +150,7 @@ class Request:
         for name in data:
             if name not in known:
                 raise UnfedError(f"A request has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}")
-        return Request(
-            id=data.get("id", ""),
-            fraction=_fraction(data.get("fraction")),
-            deleted=_flag(data.get("deleted", False)),
-            listed=_digest(data.get("listed")),
-            **{name: data.get(name, ()) for name in LISTS},
-        )
+        return Request(**{"id": "", **data})
 
 
 def exactly_one(id: str, asked: Mapping[str, Any]) -> None:
@@ -181,6 +173,14 @@ def _is_sample(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and _is_name(value[0]) and _is_index(value[1])
 
 
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _is_digest(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None)
+
+
 LISTS: dict[str, tuple[Callable[[Any], bool], str, Callable[[Any], Any]]] = {
     "clients": (_is_name, "client names", str),
     "classes": (_is_index, "class numbers from 0 on", int),
@@ -188,6 +188,12 @@ LISTS: dict[str, tuple[Callable[[Any], bool], str, Callable[[Any], Any]]] = {
     "rows": (_is_index, "row numbers from 0 on", int),
 }
 """What a request may list: which members fit, what they are, and how they are kept."""
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "fraction": (_is_number, "a number between 0 and 1"),
+    "deleted": (lambda value: isinstance(value, bool), "true or false"),
+    "listed": (_is_digest, "the SHA-256 of a file in 64 hex digits"),
+}
+"""What else it may say: which values fit, and what they are."""
 
 
 def _typed(name: str, values: Any) -> tuple[Any, ...]:
@@ -195,28 +201,6 @@ def _typed(name: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, (list, tuple, range)) or not all(fits(value) for value in values):
         raise UnfedError(f"A request's {name} must be a list of {what}, not {repr(values)[:100]}.")
     return tuple(kept(value) for value in values)
-
-
-def _fraction(value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise UnfedError(f"A request's fraction must be a number between 0 and 1, not {value!r}.")
-    return None if value is None else float(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UnfedError(f"A request's deleted must be true or false, not {value!r}.")
-    return value
-
-
-def _digest(value: Any) -> str | None:
-    if value is not None and not (
-        isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-    ):
-        raise UnfedError(
-            f"A request's listed must be the SHA-256 of a file in 64 hex digits, not {str(value)[:100]!r}."
-        )
-    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -465,7 +449,7 @@ MOST_ROWS = 1_000_000
 _DIGITS = 15  # more than any client holds rows
 _HEADERS = (["client", "position"], ["row"])
 _KNOWN = "`row` or `client,position`"
-_NOBODY = ""  # whose a row is that is named by its number; no client is called so
+_NO_CLIENT = ""  # for a row that is named by its number
 
 
 @dataclass(frozen=True)
@@ -506,12 +490,7 @@ class SampleList:
     def rows(self) -> tuple[int, ...]:
         """The rows of the training set, where the list names these, and else none."""
         found = _parsed(self.text, self.source)
-        return tuple(row for _, row in found) if found[0][0] == _NOBODY else ()
-
-
-def read_samples(path: str | Path) -> Samples:
-    """The samples listed in a CSV file with the header `client,position`."""
-    return SampleList.read(path).samples
+        return tuple(row for _, row in found) if found[0][0] == _NO_CLIENT else ()
 
 
 def drawn_order(what: str) -> UnfedError:
@@ -529,51 +508,40 @@ def _unreadable(path: str | Path, error: Exception) -> UnfedError:
 
 @lru_cache(maxsize=8)  # a run asks for its requests again and again
 def _parsed(text: str, path: str) -> Samples:
-    try:
-        numbered = list(_written_lines(text.removeprefix("\ufeff"), path))
-    except csv.Error as error:
-        raise _unreadable(path, error) from error
-    if not numbered:
-        raise UnfedError(f"The sample list {path} is empty; write the header {_KNOWN}, then one line per sample.")
-    header = numbered[0][1]
-    if header not in _HEADERS:
-        raise UnfedError(
-            f"Line {numbered[0][0]} of {path} is {','.join(header)[:100]!r}; write the header {_KNOWN} there."
-        )
-    if len(numbered) == 1:
-        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    header: list[str] = []
     first: dict[tuple[str, int], int] = {}
-    for line, cells in numbered[1:]:
-        sample = _read_line(path, line, cells, header)
-        if sample in first:
-            raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
-        first[sample] = line
-    return tuple(first)
-
-
-def _written_lines(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
-    """(number, cells) of every line that has something on it."""
-    reader, found = csv.reader(io.StringIO(text, newline="")), 0
-    for line in reader:
-        if any(line):
-            found += 1
-            if found > MOST_ROWS + 1:
+    try:
+        for cells in reader:
+            if not any(cells):
+                continue
+            cells, where = [cell.strip() for cell in cells], f"Line {reader.line_num} of {path}"
+            if not header:
+                header = cells
+                if header not in _HEADERS:
+                    raise UnfedError(f"{where} is {','.join(header)[:100]!r}; write the header {_KNOWN} there.")
+                continue
+            if len(cells) != len(header) or not cells[0]:
+                what = " and ".join(f"a {name}" for name in header)
+                raise UnfedError(f"{where} must hold {what}, not {','.join(cells)[:100]!r}.")
+            number = cells[-1]
+            if not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
+                raise UnfedError(f"{where} has the {header[-1]} {number[:100]!r}; it must be an integer from 0 on.")
+            sample = (cells[0] if len(cells) == 2 else _NO_CLIENT, int(number))
+            if sample in first:
+                raise UnfedError(f"{where} repeats line {first[sample]}; remove one of them.")
+            first[sample] = reader.line_num
+            if len(first) > MOST_ROWS:
                 raise UnfedError(
                     f"The sample list {path} has more than {MOST_ROWS:,} samples; ask for them in several requests."
                 )
-            yield reader.line_num, [cell.strip() for cell in line]
-
-
-def _read_line(path: str, line: int, cells: list[str], header: list[str]) -> tuple[str, int]:
-    if len(cells) != len(header) or not cells[0]:
-        what = " and ".join(f"a {name}" for name in header)
-        raise UnfedError(f"Line {line} of {path} must hold {what}, not {','.join(cells)[:100]!r}.")
-    number = cells[-1]
-    if not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
-        raise UnfedError(
-            f"Line {line} of {path} has the {header[-1]} {number[:100]!r}; it must be an integer from 0 on."
-        )
-    return cells[0] if len(cells) == 2 else _NOBODY, int(number)
+    except csv.Error as error:
+        raise _unreadable(path, error) from error
+    if not header:
+        raise UnfedError(f"The sample list {path} is empty; write the header {_KNOWN}, then one line per sample.")
+    if not first:
+        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
+    return tuple(first)
 
 
 # --- the deny list ----------------------------------------------------------------------------------------------------

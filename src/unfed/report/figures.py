@@ -10,7 +10,8 @@ Colours are the page's own (`drawing`). Every picture says in its description wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,6 +79,14 @@ class CostDot:
     row: Row
 
 
+@contextmanager
+def _axes(width: float, height: float, style: Mapping[Any, Any] | None = None) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one pair of axes in the page's style."""
+    with matplotlib.rc_context({**STYLE, **(style or {})}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
 def styles(methods: Sequence[str]) -> dict[str, int]:
     """A number per method, NoT first, then as they ran; the page's legend uses the same.
 
@@ -113,9 +122,7 @@ def series_lines(
         (one, mean_std([reading(_final(lines), metric) for lines in one.by_seed.values()]).mean) for one in references
     ]
     levels = [(one, value) for one, value in goals if is_measured(value)]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(4.4, 2.5) as (figure, axes):
         for one, points in drawn:
             _draw_curve(axes, points, one)
         for one, value in levels:
@@ -145,9 +152,7 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FED
         return None
     title, write = words.cost(cost)
     number = styles([row.method for row in rows])
-    with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):
-        figure = Figure(figsize=(3.4, 0.12 + 0.34 * len(bars)), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(3.4, 0.12 + 0.34 * len(bars), {"axes.grid": False, "axes.spines.bottom": False}) as (figure, axes):
         for place, (_, value, row) in enumerate(bars):
             colour = REFERENCE if row.is_reference else SERIES[number[row.method] % len(SERIES)]
             axes.barh(place, value, height=0.56, color=colour)
@@ -187,9 +192,7 @@ def scatter(dots: Sequence[CostDot], cost: str, *, name: str, words: Wording = F
         return None
     title, write = words.cost(cost)
     low, high = min(x for _, x, _ in placed), max(x for _, x, _ in placed)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.8), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(4.4, 2.8) as (figure, axes):
         for dot, spent, gap in placed:
             colour = REFERENCE if dot.colour is None else SERIES[dot.colour % len(SERIES)]
             face = PAPER if dot.row.is_reference else colour
@@ -273,9 +276,7 @@ def pareto(
 
     The best are joined by a line: no other is cheaper and lower. Those behind did not recover, and stand hollow.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 3.6), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(7.6, 3.6) as (figure, axes):
         axes.axhline(0, color=FAINT, linewidth=0.8)
         for method, (rounds, lasts) in points.items():
             colour = SERIES[0] if method in best else REFERENCE
@@ -382,9 +383,7 @@ def undoing(methods: Mapping[str, Sequence[Undoing]], metric: str, *, name: str)
             placed.append((title, colour, published, back, flipped))
     if not placed:
         return None
-    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
-        figure = Figure(figsize=(4.4, 0.75 + 0.36 * len(placed)), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(4.4, 0.75 + 0.36 * len(placed), {"axes.grid.axis": "x"}) as (figure, axes):
         for place, (_, colour, published, back, flipped) in enumerate(placed):
             axes.plot([published], [place], "o", color=colour, markerfacecolor=PAPER, markersize=8, zorder=3)
             if is_measured(back):
@@ -467,9 +466,7 @@ def distributions(judged: Judged, name: str) -> Picture | None:
         looks[kind] = (one.title, *_look(numbers[kind]))
     looks["before"] = ("before", INK, BEFORE_DASH)
     points = []
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.8, 3.0), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(4.8, 3.0) as (figure, axes):
         for key, (title, colour, dash) in looks.items():
             heights = [100 * share for share in shares[key]]
             if key == "retrain":
@@ -503,9 +500,7 @@ def roc(judged: Judged, name: str, attack: str = "u-lira") -> Picture | None:
     if len(tried) < len(found_by):
         return None
     points, said, numbers = [], [], styles(list(judged.methods))
-    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
-        figure = Figure(figsize=(4.8, 3.0), layout="constrained")
-        axes = figure.add_subplot()
+    with _axes(4.8, 3.0, {"axes.grid.axis": "both"}) as (figure, axes):
         lowest = min(found.roc[0][0] for found in tried.values())
         axes.plot([lowest, 1], [lowest, 1], color=REFERENCE, linestyle="--", linewidth=1.4, label="a coin toss")
         for kind, found in tried.items():
