@@ -25,9 +25,10 @@ from unfed.flower.client import app as client_app
 from unfed.flower.transport import SPEECH, GridTransport, log
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import last_starts
+from unfed.folder.layout import ClientList
 from unfed.remote.client import answered, describe
+from unfed.remote.directory import Directory
 from unfed.remote.messages import Answer
-from unfed.remote.nodes import Directory, KnownClients
 from unfed.remote.server import Holdings
 from unfed.remote.server import remote_world as built
 from unfed.remote.transport import Messenger
@@ -224,17 +225,17 @@ def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
     return InProcessGrid({"partition-id": k, "device": "cpu", **more} for k in range(config.partition.clients))
 
 
-def directory_of(grid: Grid, timeout: float, bound: Mapping[str, int] | None = None) -> Directory:
+def directory_of(grid: Grid, timeout: float) -> Directory:
     """Who is who among the nodes of a grid."""
-    return Directory(Messenger(GridTransport(grid), timeout), bound, SPEECH)
+    return Directory(Messenger(GridTransport(grid), timeout), SPEECH)
 
 
 def flower_world(config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any) -> World:
     """A world over a grid; with a local one, the server holds its test data and the same public images."""
-    directory = directory_of(grid, timeout, more.pop("bound", None))
+    directory = directory_of(grid, timeout)
     directory.look(describe(config, config.seed_list[0]))
     held = Holdings(None if local is None else local.dataset, more.pop("public", None))
-    return built(config, config.seed_list[0], directory, held, KnownClients(more.pop("order", ())))
+    return built(config, config.seed_list[0], directory, held, ClientList(order=more.pop("order", ()), held={}))
 
 
 def refuse(reason: str) -> Reply:

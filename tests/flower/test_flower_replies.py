@@ -25,8 +25,8 @@ from unfed.flower.wire import from_arrays
 from unfed.methods.finetune import FineTune
 from unfed.remote import client
 from unfed.remote.client import describe
+from unfed.remote.directory import Directory
 from unfed.remote.messages import Failure, attempt, said
-from unfed.remote.nodes import Directory
 from unfed.remote.server import nodes_of
 from unfed.remote.transport import Messenger
 from unfed.runs.simulated import simulated

@@ -33,10 +33,9 @@ from unfed.folder import deny, study_results
 from unfed.folder.carriers import hand_out
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
+from unfed.folder.layout import client_list
 from unfed.folder.study_results import of_run as of_judged
 from unfed.measures.population import store
-from unfed.remote import server as remote_runs
-from unfed.remote.nodes import Census
 from unfed.report import sections, undo
 from unfed.requests import book as books
 from unfed.requests.entry import Job
@@ -132,7 +131,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         storage.write_json(run.folder.path / file, {"models": {"it": {"job": job, "digest": "00"}}})  # older versions
     population = made_up(config, home / "population")
     put_into(run, population, judged(population, QUICK))
-    held = {name: Census(10, 10, 0, 0, (1, 8, 8), 10).to_json() for name in ("0", "1", "2")}
+    own = {"all": 10, "retain": 10, "forget": 0, "val": 0, "shape": [1, 8, 8], "classes": 10, "allow": []}
+    held = dict.fromkeys(("0", "1", "2"), own)
     storage.write_json(home / "run/clients.json", {"order": ["0", "1", "2"], "held": held})
     storage.write_json(home / "run/flower.json", {"state": "finished", "runs": [{"run": "7", "state": "finished"}]})
     hand_out(run.folder, "report", home / "page.html", b"a page")
@@ -303,7 +303,7 @@ def denied(home: Path) -> object:
 
 
 def known_clients(home: Path) -> object:
-    return remote_runs._past(RunFolder(home / "run"))
+    return client_list(home / "run")
 
 
 def loaded(home: Path) -> object:

@@ -21,7 +21,7 @@ from unfed.flower.wire import packed as flower_arrays
 from unfed.model.params import Params
 from unfed.remote.codec import decode_reply, encode_answer
 from unfed.remote.messages import Answer, Reply, unpacked
-from unfed.remote.spool import Spool
+from unfed.remote.transport import Spool
 
 
 def model(seed: int) -> Params:

@@ -24,8 +24,8 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import FineTune
 from unfed.remote.client import describe
+from unfed.remote.directory import Directory
 from unfed.remote.messages import CENSUS, FORMAT, MEASURE, TRAIN, Ask
-from unfed.remote.nodes import Directory
 from unfed.remote.server import Holdings, remote_world, run
 from unfed.remote.transport import Connected, Messenger, Replies, Speech, Transport
 from unfed.runs.run import Run

@@ -24,8 +24,8 @@ from unfed.errors import UnfedError, members
 from unfed.flower.introduction import ALLOW, KEYS, PARTS
 from unfed.flower.transport import SPEECH, Introductions, refuse_nameless
 from unfed.folder.deny import on_list
+from unfed.remote.directory import Directory
 from unfed.remote.messages import Failure, Reply, said
-from unfed.remote.nodes import Directory
 from unfed.remote.rows import class_words
 from unfed.remote.transport import Messenger
 
@@ -62,7 +62,7 @@ class AppDirectory(Directory):
 
     def doubt(self, node: int) -> str | None:
         """Why a node cannot be distinguished from a leaver; None where it can."""
-        if node in self.failures or node in self._heard or node in self.denied.nodes:
+        if node in self.failures or node in self._heard or node in self.expelled:
             return self.failures.get(node)
         return f"it did not answer within {self.messenger.timeout:g} s" if node in self._tries else JUST_CONNECTED
 
@@ -299,7 +299,7 @@ def gone_before(clients: Collection[str], classes: Collection[int], where: str, 
     everything = ", ".join([*sorted(names), *(f"class {number}" for number in classes)]) or "which is empty"
     return Leaver(
         f"everyone on {where} ({everything})",
-        lambda nodes: [node for node, name in nodes.denied.nodes.items() if name in names],
+        lambda nodes: [node for node, name in nodes.expelled.items() if name in names],
         doubt,
         names=names,
         needed=False,

@@ -23,8 +23,7 @@ from unfed.flower.introduction import ALLOW, ANSWER, KEYS, PARTS, QUESTION
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
 from unfed.model.params import tensor_bytes
 from unfed.remote.messages import Ask, Failure, Reply, Unreadable, attempt, said
-from unfed.remote.spool import IN_MEMORY, Spool
-from unfed.remote.transport import Connected, Replies, Speech
+from unfed.remote.transport import IN_MEMORY, Connected, Replies, Speech, Spool
 
 log = logging.getLogger("flwr")
 """What is logged here is what `flwr log` and `flwr run --stream` show, and a node's own record of what it was asked."""

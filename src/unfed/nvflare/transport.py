@@ -36,8 +36,7 @@ from unfed.remote.client import answered
 from unfed.remote.codec import decode_ask, decode_reply, encode_answer, encode_ask
 from unfed.remote.messages import Ask, Failure, Reply
 from unfed.remote.options import Options
-from unfed.remote.spool import Spool
-from unfed.remote.transport import Connected, Replies, Speech
+from unfed.remote.transport import Connected, Replies, Speech, Spool
 
 log = logging.getLogger("unfed.nvflare")
 

@@ -1,6 +1,4 @@
-"""The client: it holds its own rows and decides itself what it accepts.
-
-It runs plans and answers measures.
+"""The client: it holds its own rows, runs plans, answers measures, and decides itself what it accepts.
 
     train      a plan        ->  params, how many rows it covered, trained and dropped
     measure    measures      ->  counts and sums, each by itself
@@ -8,9 +6,7 @@ It runs plans and answers measures.
     census     nothing       ->  its name, how many rows of each view it holds, their shape, what it allows
 
 It keeps nothing between messages: the forget specification comes with every question, so a restarted client leaves out
-the same rows.
-
-What a client lets be done with its data: its own node config decides, not the server.
+the same rows. Its own node config decides what may be done with its data:
 
     always        training on retained rows, and counted metrics (how many, how many right, the summed loss) of
                   retained and validation rows
@@ -19,16 +15,15 @@ What a client lets be done with its data: its own node config decides, not the s
                   samples      also answer with the loss of single rows (for membership inference)
 
 `all` means the retained rows and those to be forgotten, so it counts as `forget` where the client holds any of these.
-
-What a node holds: its rows, and the model it is asked to train on them.
+The node config also says where the rows are:
 
     partition-id=0                     a part of a data set that is dealt to the nodes (trying out)
     client="north" data-root="/data"   a whole data set that lies here (the experiment's, or data=…)
     loader="mine.data:load"            what your own function returns: (x, y), or a map-style data set
 
-The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
-A model or data set from a user's `package.module:factory` is made only where the node config names the same factory,
-and of what the server says nothing is read but the keys in `KEYS` and the tables in `WHOLE`.
+The server says which experiment this is (data set, partition, model, seed); of that only the keys in `KEYS` and the
+tables in `WHOLE` are read. A model or data set from a user's `package.module:factory` is made only where the node
+config names the same factory.
 """
 
 from __future__ import annotations
@@ -59,11 +54,11 @@ from unfed.remote.messages import KINDS, NAMED_BY, Answer, Ask, answer
 from unfed.runs.simulated import HALVES, Network, data_set, deal, pick_device
 from unfed.runs.world import DTYPES
 
-# --- what a node holds: its rows, and the model it is asked to train on them ------------------------------------------
+# --- what a node holds ------------------------------------------------------------------------------------------------
 
 
 Node = Mapping[str, Any]
-"""A node config: what the one who runs a node wrote."""
+"""A node config, as the operator of the node wrote it."""
 
 
 DATA = ("name", "train_size", "test_size", "flip", "pad_crop", "resize", "crop")
@@ -91,16 +86,16 @@ def describe(
 
 
 def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment's config without what is none of a node's business."""
+    """The part of an experiment's config that a node must know."""
     some = {table: {key: config[table][key] for key in keys} for table, keys in KEYS.items()}
-    # Of a deny list the classes alone: names of other clients are no one's business.
+    # Of a deny list the classes alone: a node need not know other clients' names.
     classes = dict(config.get("deny") or {}).get("classes")
     denied = {"deny": {"classes": classes}} if classes else {}
     return some | {table: config[table] for table in WHOLE} | denied
 
 
 def _read(text: str) -> dict[str, Any]:
-    """What a server says of the experiment; whatever else it says is not read."""
+    """What a server says of the experiment; other keys are ignored."""
     try:
         facts = json.loads(text)
         return {
@@ -116,16 +111,24 @@ def own_name(node: Node) -> str:
     return str(next((node[key] for key in NAMED_BY if key in node), ""))
 
 
+Model = tuple[Template, Callable[[int], Params]]
+"""The model as a function, and a new initialisation by a seed."""
+
+
 @dataclass(frozen=True)
 class NodeData:
     """A client with its data, and the model once the server has said what it is."""
 
     data: ClientData
     seeds: Seeds
-    make: Callable[[], Template]
-    """Its template."""
-    fresh: Callable[[int], Params]
-    """A new initialisation, as a function of a seed."""
+    made: Model | None
+    """None before the server has said which form the model has."""
+
+    @property
+    def model(self) -> Model:
+        if self.made is None:
+            raise UnfedError("The server did not say which shape and how many classes the model has; update it.")
+        return self.made
 
     def scoped(self, scope: tuple[Request, ...], gone: tuple[Request, ...]) -> ClientData:
         """The client with these requests marked; of what is gone, no training row is left."""
@@ -159,10 +162,11 @@ def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> Node
         torch.set_num_threads(facts["threads"])
     fixed_library(pick_device(device), HALVES.get(facts["config"]["engine"]["precision"]))
     if _is_dealt(node):
-        dealt = _dealt(_without_shape(facts), node.get("data-root"), device)
-        data = replace(_partition(dealt.clients, node), name=client)
+        before = json.dumps({**facts, "shape": None, "classes": None, "threads": None}, sort_keys=True)
+        clients, seeds, made = _dealt(before, node.get("data-root"), device)  # kept once the shape is known, too
+        data = replace(_partition(clients, node), name=client)
         _check(data.source, facts)
-        return NodeData(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
+        return NodeData(data, seeds, made)
     config = _config(facts, node.get("data-root"), device, train_size=None)  # what lies here is taken whole
     seeds, where = Seeds.of(config, facts["seed"]), pick_device(device)
     source = _own_source(config, node, seeds, where)
@@ -170,7 +174,7 @@ def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> Node
     rows = torch.arange(len(source))
     train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
     (data,) = keep_out([ClientData(client, source, rows, train, val)], config.deny.listed())
-    return NodeData(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
+    return NodeData(data, seeds, None if facts["shape"] is None else _made(text, device))
 
 
 def _is_dealt(node: Node) -> bool:
@@ -178,34 +182,22 @@ def _is_dealt(node: Node) -> bool:
     return "partition-id" in node and "loader" not in node
 
 
-def _without_shape(facts: dict[str, Any]) -> str:
-    """Before and after the shape is known, the experiment's data is the same."""
-    return json.dumps({**facts, "shape": None, "classes": None, "threads": None}, sort_keys=True)
-
-
-@dataclass(frozen=True, eq=False)
-class _Dealt:
-    """The whole federation, of which a node plays one part.
-
-    It is only for trying out, where the data set is everywhere.
-
-    A client's process starts again for every message, so nothing is made here that a client does not need.
-    """
-
-    clients: tuple[ClientData, ...]
-    seeds: Seeds
-    network: Network
-    template: Template
-
-
 @lru_cache(maxsize=2)
-def _dealt(text: str, root: str | None, device: str) -> _Dealt:
+def _dealt(text: str, root: str | None, device: str) -> tuple[tuple[ClientData, ...], Seeds, Model]:
+    """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere."""
     facts = _read(text)
     config, where = _config(facts, root, device), pick_device(device)
     seeds = Seeds.of(config, facts["seed"])
     dataset = data_set(config, seeds, where)
     network = Network(config, dataset.train.shape, dataset.train.classes, where, dataset.train.inputs)
-    return _Dealt(deal(config, seeds, dataset).clients, seeds, network, network.template())
+    return deal(config, seeds, dataset).clients, seeds, (network.template(), network.fresh)
+
+
+@lru_cache(maxsize=2)
+def _made(text: str, device: str) -> Model:
+    facts = _read(text)
+    network = Network(_config(facts, None, device), tuple(facts["shape"]), facts["classes"], pick_device(device))
+    return network.template(), network.fresh
 
 
 def _config(facts: Mapping[str, Any], root: str | None, device: str, **own: Any) -> Config:
@@ -243,10 +235,8 @@ def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: tor
         return source
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return DatasetSource(found, dtype=dtype, device=device, warn=False)
-    raise UnfedError(
-        f"The loader {path!r} returned a {type(found).__name__}; return a pair of tensors (x, y), or a map-style data"
-        " set."
-    )
+    kind = type(found).__name__
+    raise UnfedError(f"The loader {path!r} returned a {kind}; return tensors (x, y), or a map-style data set.")
 
 
 def _check(source: Source, facts: Mapping[str, Any]) -> None:
@@ -260,29 +250,13 @@ def _check(source: Source, facts: Mapping[str, Any]) -> None:
         raise UnfedError(f"it holds {source.classes} classes, the federation's model tells {facts['classes']} apart")
 
 
-@lru_cache(maxsize=2)
-def _template(text: str, device: str) -> Template:
-    return _network(text, device).template()
-
-
-def _fresh(text: str, device: str, seed: int) -> Params:
-    return _network(text, device).fresh(seed)
-
-
-def _network(text: str, device: str) -> Network:
-    facts = _read(text)
-    if facts["shape"] is None or facts["classes"] is None:
-        raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")
-    return Network(_config(facts, None, device), tuple(facts["shape"]), facts["classes"], pick_device(device))
-
-
 def on(params: Params, like: Params) -> Params:
     """Received tensors, on the device and in the type of the template."""
     some = next(t for t in like.values() if t.is_floating_point())
     return cast(params, some.dtype, some.device)
 
 
-# --- the client: it holds its own rows and decides itself what it accepts ---------------------------------------------
+# --- what it accepts and answers --------------------------------------------------------------------------------------
 
 
 def allowed(node: Mapping[str, Any]) -> frozenset[str]:
@@ -294,43 +268,18 @@ def allowed(node: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(words)
 
 
-def objection_to_plan(plan: Plan, client: ClientData, allow: frozenset[str]) -> str:
-    """Why the client will not run a plan; empty if it will."""
-    for phase in plan.phases:
-        if phase.view == "val":
-            return "it does not train on validation rows"
-        reason = _objection_to_view(phase.view, client, allow, "train on")
-        if reason:
-            return reason
-    return ""
-
-
-def objection_to_measure(what: Measure, client: ClientData, allow: frozenset[str]) -> str:
-    """Why the client will not answer a measure; empty if it will."""
-    if what.what != "correct" and "gradients" not in allow:
-        return 'it does not give gradients (its node config would need allow="gradients")'
-    return _objection_to_view(what.view, client, allow, "measure")
-
-
-def objection_to_scores(view: str, client: ClientData, allow: frozenset[str]) -> str:
-    """Why the client will not give one score per row; empty if it will."""
-    if "samples" not in allow:
-        return 'it does not give losses of single rows (its node config would need allow="samples")'
-    return _objection_to_view(view, client, allow, "measure")
-
-
-def _objection_to_view(view: str, client: ClientData, allow: frozenset[str], verb: str) -> str:
+def accept(view: str, client: ClientData, allow: frozenset[str], verb: str = "measure") -> None:
+    """Refuse to train on or to measure rows that are to be forgotten, unless the node allows it."""
     concerned = view == "forget" or (view == "all" and len(client.view("forget")) > 0)
     if concerned and "forget" not in allow:
-        return f'it does not {verb} rows that are to be forgotten (its node config would need allow="forget")'
-    return ""
+        raise UnfedError(f'it does not {verb} rows that are to be forgotten (its node config lacks allow="forget")')
 
 
 def answered(read: Callable[[], Ask], node: Node, log: logging.Logger) -> Answer:
     """The answer of a node with this config to the question that is read.
 
-    The node's own log says what it was asked. A refusal is an answer, with a reason that the server can name; a mistake
-    of ours is raised.
+    The node's own log says what it was asked. A refusal is an answer with a reason that the server can name; any other
+    error is raised.
     """
     ask = Ask("unread", own_name(node), "")
     try:
@@ -350,12 +299,13 @@ def answered(read: Callable[[], Ask], node: Node, log: logging.Logger) -> Answer
 
 def _train(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     plan = Plan.from_json(ask.body)
-    objection = objection_to_plan(plan, client, allowed(node))
-    if objection:
-        return answer(ask, refused={"all": objection})
+    for phase in plan.phases:
+        if phase.view == "val":
+            raise UnfedError("it does not train on validation rows")
+        accept(phase.view, client, allowed(node), "train on")
     template, params = _model(ask, shard)
     context = {name: on(tensors, template.like) for name, tensors in ask.context.items()}
-    context |= messages.drawn_models(ask.drawn, shard.fresh)
+    context |= messages.drawn_models(ask.drawn, shard.model[1])
     kept = ask.tensors.get("optimiser")
     done = visit(template, plan, client, params, context, None if kept is None else on(kept, template.like))
     tensors = {"params": done.params} | ({"optimiser": done.optimiser} if plan.keep else {})
@@ -371,9 +321,12 @@ def _measure(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answe
     refused: dict[str, str] = {}
     for place, raw in enumerate(json.loads(ask.body)):
         what = Measure.from_json(json.dumps(raw))
-        objection = objection_to_measure(what, client, allow)
-        if objection:
-            refused[str(place)] = objection
+        try:
+            if what.what != "correct" and "gradients" not in allow:
+                raise UnfedError('it does not give gradients (its node config lacks allow="gradients")')
+            accept(what.view, client, allow)
+        except UnfedError as error:
+            refused[str(place)] = str(error)
             continue
         sums = measure(template, what, client, params)
         numbers[f"sums.{place}"] = {n: float(t) for n, t in sums.items() if n in messages.COUNTED}
@@ -385,9 +338,9 @@ def _measure(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answe
 def _scores(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer:
     template, params = _model(ask, shard)
     view = str(json.loads(ask.body))
-    objection = objection_to_scores(view, client, allowed(node))
-    if objection:
-        return answer(ask, refused={"all": objection})
+    if "samples" not in allowed(node):
+        raise UnfedError('it does not give losses of single rows (its node config lacks allow="samples")')
+    accept(view, client, allowed(node))
     scores = score(template, params, client.source, client.rows[client.view(view)])
     columns = {name: getattr(scores, name) for name in scores.__dataclass_fields__}
     return answer(ask, {"scores": columns}, {"counts": {"count": len(scores)}})
@@ -398,14 +351,13 @@ def _census(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Answer
     whole = {"rows": len(client.rows), "dropped": _dropped(client), "classes": client.source.classes}
     also = {key: str(node[key]) for key in NAMED_BY if key in node}
     words = {**also, "name": own_name(node), "allow": ",".join(sorted(allowed(node)))}
-    return answer(
-        ask, numbers={"counts": {**views, **whole, "shape": [int(size) for size in client.source.shape]}}, words=words
-    )
+    shape = [int(size) for size in client.source.shape]
+    return answer(ask, numbers={"counts": {**views, **whole, "shape": shape}}, words=words)
 
 
 def _model(ask: Ask, shard: NodeData) -> tuple[Template, Params]:
     """The model as a function, and the server's parameters of it."""
-    template = shard.make()
+    template = shard.model[0]
     params = on(ask.tensors["params"], template.like)
     check_like(params, template.like, "The server's model")
     return template, params

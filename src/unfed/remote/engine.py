@@ -30,6 +30,7 @@ from unfed.data import ClientData, Request
 from unfed.data.scope import VIEWS, View
 from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
 from unfed.model.params import Params, tensor_bytes
+from unfed.remote.directory import Directory
 from unfed.remote.messages import (
     MEASURE,
     MOST_ROWS,
@@ -52,7 +53,6 @@ from unfed.remote.messages import (
     tensors,
     unpacked,
 )
-from unfed.remote.nodes import Directory
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import OfApp
 from unfed.methods import METHODS, State
 from unfed.model.params import Params, beginning, digests, fingerprint, tensor_bytes
+from unfed.remote.directory import note_clients
 from unfed.remote.transport import Speech
 from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job, now
@@ -303,7 +304,8 @@ class AppLedger:
         `names`: what each client goes by.
         """
         before, perturbed = arrays
-        self._note(names)
+        known_as = {name: tuple(own) for name, own in names.items()}
+        note_clients(self.path, ClientList(order=tuple(names), held={}, names=known_as))
         model = fingerprint(digests(before))
         job = Job(SEED, asked[0].id, label)
         saved = self.folder.load_state(job)
@@ -352,14 +354,6 @@ class AppLedger:
             parameters=sum(tensor.numel() for tensor in before.values()),
             requests=(),
         )
-
-    def _note(self, names: Mapping[str, Collection[str]]) -> None:
-        """Write down every name that each client goes by."""
-        known = client_list(self.path) or ClientList(order=(), held={})
-        every: dict[str, Collection[str]] = {**{name: () for name in names}, **known.names}
-        found = {name: sorted({*own, *names.get(name, ())}) for name, own in every.items()}
-        order = [*known.order, *(name for name in names if name not in known.order)]
-        storage.write_json(self.path / "clients.json", {"order": order, "held": {}, "names": found})
 
     def _refuse_other(
         self, entry: Entry | None, asked: Sequence[Request], job: Job, model: str, saved: SavedState | None

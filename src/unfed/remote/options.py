@@ -1,4 +1,4 @@
-"""What a server is asked to do: its run config, checked, as one value.
+"""The run config of a server: what it is asked to do, checked, as one value.
 
     mode            train, unlearn (an existing run or checkpoint), or both
     run-folder      where results go, an absolute path on the server's machine
@@ -13,18 +13,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from unfed.config.config import Config, presets
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
 from unfed.remote.messages import MOST_ROWS
-from unfed.remote.nodes import parse_bound
 from unfed.runs.description import request_id
 
-MODES = ("train", "unlearn", "both")
 CALLED = {"method": "methods", "id": "request-id", "out": "run-folder"}
 """Options that have another name in a run config than on the command line."""
 PREFIX = "experiment."
@@ -32,37 +30,44 @@ Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, b
 """Numbers may stand for it: a client named 3."""
 
 
+def _absolute(path: str) -> str:
+    if path and not Path(path).is_absolute():
+        raise ValueError("must be a whole path: the server may run in another folder")
+    return path
+
+
+FilePath = Annotated[Text, AfterValidator(_absolute)]
+
+
 class Options(BaseModel):
     """The run config, one field per key; a dash there is an underscore here."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    mode: Text = "both"
-    run_folder: Text = ""
-    resume_from: Text = ""
-    checkpoint: Text = ""
+    mode: Literal["train", "unlearn", "both"] = "both"
+    run_folder: FilePath = ""
+    resume_from: FilePath = ""
+    checkpoint: FilePath = ""
     """mode unlearn, a new folder: the model file to start from."""
     preset: Text = ""
     """A preset, or the absolute path of a TOML file on the server's machine, that experiment.* then changes."""
     forget_clients: Text = ""
     forget_classes: Text = ""
-    forget_samples: Text = ""
+    forget_samples: FilePath = ""
     request_id: Text = ""
     deleted: bool = False
     """The leaver has deleted its data already; set by itself where the leaver is not connected."""
-    deny: Text = ""
+    deny: FilePath = ""
     """An earlier run folder, or a file with one client per line: who was forgotten there is not asked in a new run."""
-    operator: Text = ""
+    operator: FilePath = ""
     """The operator's private key, a file on the server's machine: the run keeps a log that it signs."""
     methods: Text = "not"
     until: Text = ""
     """mode unlearn: `recovered`, or a number of rounds; empty is the experiment's number of unlearning rounds."""
-    nodes: Text = ""
-    """name=node-id pairs, where names are not to be asked from the nodes."""
-    min_nodes: int = 2
-    wait_seconds: float = 120.0
+    min_nodes: int = Field(2, ge=1)
+    wait_seconds: float = Field(120.0, gt=0)
     round_timeout: float = 600.0
-    max_rows: int = MOST_ROWS
+    max_rows: int = Field(MOST_ROWS, ge=1)
     """The most rows that a node may say it holds; one that states more takes no part."""
     server_data: bool = True
     """Whether the server holds the experiment's data set, for its test part."""
@@ -84,32 +89,15 @@ class Options(BaseModel):
             keys = [*known, f"{PREFIX}KEY"]
             raise UnfedError(f"The run config has no key {odd!r}; it has {listed(keys)}.{nearest(odd, known)}")
         try:
-            return Options(**{known[key]: value for key, value in own.items()}, experiment=inner)._checked()
+            found = Options(**{known[key]: value for key, value in own.items()}, experiment=inner)
         except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-            key, default = name.replace("_", "-"), Options.model_fields[name].default
-            kind = type(default).__name__
-            raise UnfedError(f"{key} = {own[key]!r} must be a {kind}, such as {default!r}.") from error
-
-    def _checked(self) -> Options:
-        if self.mode not in MODES:
-            raise UnfedError(f"mode = {self.mode!r} is not known; use {listed(MODES)}.{nearest(self.mode, MODES)}")
-        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples", "deny", "operator"):
-            path = getattr(self, key)
-            if path and not Path(path).is_absolute():
-                raise UnfedError(
-                    f"{key.replace('_', '-')} = {path!r} is relative, and the server may run in another folder;"
-                    " give the whole path."
-                )
-        if not self.resume_from and not self.run_folder:
+            first = error.errors()[0]
+            key = str(first["loc"][0]).replace("_", "-")
+            why = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+            raise UnfedError(f"{key} = {own[key]!r}: {why}.") from error
+        if not found.resume_from and not found.run_folder:
             raise UnfedError("Say where results go: run-folder = '/a/whole/path', on the server's machine.")
-        if self.min_nodes < 1:
-            raise UnfedError(f"min-nodes must be at least 1, not {self.min_nodes}.")
-        if self.max_rows < 1:
-            raise UnfedError(f"max-rows must be at least 1, not {self.max_rows}.")
-        if not self.wait_seconds > 0:
-            raise UnfedError(f"wait-seconds must be positive, not {self.wait_seconds}.")
-        return self
+        return found
 
     @property
     def folder(self) -> Path:
@@ -120,12 +108,8 @@ class Options(BaseModel):
     def method_list(self) -> list[str]:
         return [name.strip() for name in self.methods.split(",") if name.strip()]
 
-    @property
-    def bound(self) -> dict[str, int]:
-        return parse_bound(self.nodes)
-
     def request(self) -> Request | None:
-        """Who or what leaves, if anybody."""
+        """Who or what leaves; None where nothing does."""
         clients = [name.strip() for name in self.forget_clients.split(",") if name.strip()]
         classes = [_number("forget-classes", part) for part in self.forget_classes.split(",") if part.strip()]
         read = SampleList.read(self.forget_samples) if self.forget_samples else None
@@ -140,19 +124,15 @@ class Options(BaseModel):
         return Request(name, tuple(clients), tuple(classes), samples, deleted=self.deleted, listed=listed)
 
     def config(self) -> Config:
-        """The experiment: a preset or a file, changed by every experiment.KEY.
-
-        The request is not in it; it is added later.
-        """
+        """The experiment without its request: a preset or a file, changed by every experiment.KEY."""
         sets = [f"{key}={_toml(value)}" for key, value in self.experiment.items()]
         sets += [f"deny.run={json.dumps(self.deny)}"] if self.deny else []
         sets += [change.strip() for change in self.set.split(";") if change.strip()]
         base = ["checkpoint.rounds=1", f"methods.run={json.dumps(self.method_list)}"]
-        if self.preset and self.preset not in presets():
-            return Config.read(self.preset, [*base, *sets])
-        if self.preset:
-            return Config.preset(self.preset, [*base, *sets])
-        return Config.parse({}, [*base, *sets])
+        if not self.preset:
+            return Config.parse({}, [*base, *sets])
+        read = Config.preset if self.preset in presets() else Config.read
+        return read(self.preset, [*base, *sets])
 
 
 def _toml(value: Any) -> str:

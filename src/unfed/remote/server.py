@@ -1,22 +1,14 @@
-"""The server: whatever carries the messages, it trains, unlearns and evaluates what can be.
-
-It saves every round and goes on after a crash.
+"""The server whose clients are elsewhere: it trains, unlearns and evaluates, whatever carries the messages.
 
     mode = "both"       wait for nodes ─► train θ* ─► every method on the request          (comparing, trying out)
     mode = "train"      wait for nodes ─► train θ*
     mode = "unlearn"    an existing run folder, or a checkpoint ─► one method on the request, until recovered
     resume-from = DIR   whatever is not done yet in a run folder; NoT is not negated twice
 
-A run folder whose clients are elsewhere: the same layout, the same jobs, another world.
-
-Beside the documented files it holds `clients.json`: everybody who took part, in the order in which answers are
-averaged, what each holds (so that one which is away when a run is resumed is still known), and every name it went by.
-
-The world of a server whose clients are elsewhere.
-
-Methods and jobs see the same world as in a simulation; the only difference is that a client's outline cannot be read
-(`nodes.py`), that plans travel (`engine.py`) and that models are scored by those who hold the rows
-(`evaluator.py`).
+It saves every round and goes on after a crash. Methods and jobs see the same world as in a simulation, but a client's
+outline cannot be read (`nodes.py`), plans travel (`engine.py`), and those who hold the rows score models
+(`evaluator.py`). Beside the usual files the folder holds `clients.json`: everybody who took part, in the order in which
+answers are averaged, what each holds, and every name it went by.
 """
 
 from __future__ import annotations
@@ -37,14 +29,15 @@ from unfed.data import ClientData, Dataset, DatasetSource, Request, TensorSource
 from unfed.errors import UnfedError, in_a_run_config
 from unfed.folder import deny
 from unfed.folder.folder import RunFolder
-from unfed.folder.layout import client_list
+from unfed.folder.layout import ClientList, client_list
 from unfed.methods import Method, State
 from unfed.model.functional import forward_flops
 from unfed.model.params import cast, check_like
 from unfed.remote.client import describe
+from unfed.remote.directory import Directory, note_clients
 from unfed.remote.engine import Remote
 from unfed.remote.evaluator import Memory, RemoteEvaluator
-from unfed.remote.nodes import Census, Directory, KnownClients, Nodes, ScopedClients, meet
+from unfed.remote.nodes import Nodes, ScopedClients
 from unfed.remote.options import CALLED, Options
 from unfed.remote.transport import Messenger, Speech, Transport
 from unfed.requests.entry import Job
@@ -70,24 +63,31 @@ class Holdings:
     """Whether it loads the data set that the config names."""
 
 
+Note = Callable[[ClientList], None]
+NOBODY = ClientList(order=(), held={})
+
+
 def remote_world(
-    config: Config, seed: int, directory: Directory, server: Holdings | None = None, past: KnownClients | None = None
+    config: Config,
+    seed: int,
+    directory: Directory,
+    server: Holdings | None = None,
+    past: ClientList = NOBODY,
+    note: Note = lambda found: None,
 ) -> World:
     """The world as a server can know it, over the nodes that a directory knows."""
     if config.setting == "central":
         raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
-    server, past = server or Holdings(), past or KnownClients()
-    device, seeds = pick_device(config.device), Seeds.of(config, seed)
+    server, device, seeds = server or Holdings(), pick_device(config.device), Seeds.of(config, seed)
     dataset = server.dataset or (data_set(config, seeds, device) if server.loads else None)
     own = None if dataset is None else (tuple(dataset.train.shape), dataset.train.classes)
-    meeting = meet(directory, describe(config, seed), past, own)
-    network = Network(config, meeting.shape, meeting.classes, device)
+    nodes = Nodes(directory, describe(config, seed), past, own, note)
+    network = Network(config, nodes.shape, nodes.classes, device)
     template = network.template()
     initial, checkpoint = network.initial(template, seeds.training, needed=not past.order)
     flops = forward_flops(template)
     threads = config.engine.threads or (1 if small_step(config.training.batch, flops) else None)
-    shard = describe(config, seed, meeting.shape, meeting.classes, threads)
-    nodes = Nodes(directory, shard, meeting, past.note)
+    nodes.shard = describe(config, seed, nodes.shape, nodes.classes, threads)
     return World(
         config=config,
         seed=seed,
@@ -125,11 +125,11 @@ def _evaluator(memory: Memory, world: World, requests: Sequence[Request]) -> Rem
     return RemoteEvaluator(world.yardstick, nodes_of(world), roster, _engine(world, roster), memory)
 
 
-# --- A run folder whose clients are elsewhere: the same layout, the same jobs, another world --------------------------
+# --- a run folder -----------------------------------------------------------------------------------------------------
 
 
-Maker = Callable[[Config, int, KnownClients], World]
-"""(config, seed, what is known of the clients from before) -> the world over the nodes that are connected."""
+Maker = Callable[[Config, int, ClientList, Note], World]
+"""(config, seed, what is known of the clients from before, who writes down more) -> the world over connected nodes."""
 
 
 def reopened(folder: RunFolder, make: Maker) -> Run:
@@ -137,53 +137,29 @@ def reopened(folder: RunFolder, make: Maker) -> Run:
     return Run(folder, partial(_build, make))
 
 
-def begun(config: Config, folder: str | Path, make: Maker) -> Run:
-    """A new folder, once the nodes that are there were found to be able to do what is asked."""
-    where, config = RunFolder(folder), deny.imported(config)
+def begun(config: Config, folder: RunFolder, make: Maker) -> Run:
+    """A new folder, once the connected nodes were found to be able to do what is asked."""
+    config = deny.imported(config)
     if config.deny.rows:
         raise UnfedError(
             f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, which cannot be recognised at"
             " nodes; name a file of clients instead, one per line."
         )
-    world = make(config, config.seed_list[0], KnownClients(note=partial(_note, where)))
+    world = make(config, config.seed_list[0], NOBODY, partial(note_clients, folder.path))
     requests = config.requests()
     for i in range(len(requests)):
         for label in config.methods.run:
             able(world, label, config.method(label), requests[: i + 1])
-    run = Run.create(config, folder, world, partial(_build, make))
-    _note(where, nodes_of(world).past)
+    run = Run.create(config, folder.path, world, partial(_build, make))
+    note_clients(folder.path, nodes_of(world).past)
     return run
 
 
 def _build(make: Maker, folder: RunFolder, config: Config, seed: int) -> World:
-    world = make(config, seed, _past(folder))
-    _note(folder, nodes_of(world).past)
+    past = client_list(folder.path) or ClientList(order=folder.description().clients, held={})
+    world = make(config, seed, past, partial(note_clients, folder.path))
+    note_clients(folder.path, nodes_of(world).past)
     return world
-
-
-# --- who took part ----------------------------------------------------------------------------------------------------
-
-
-def _past(folder: RunFolder) -> KnownClients:
-    """Who took part so far, in their order, and what they hold."""
-    raw, note = client_list(folder.path), partial(_note, folder)
-    if raw is None:
-        return KnownClients(folder.description().clients, note=note)
-    held = {name: Census.from_json(held.to_json()) for name, held in raw.held.items()}
-    return KnownClients(raw.order, held, raw.names, note)
-
-
-def _note(folder: RunFolder, past: KnownClients) -> None:
-    """Write down who takes part, now and whenever someone joins.
-
-    It is written before the round in which a client is first asked.
-
-    A run that is resumed from the round before therefore asks the same clients in the same order.
-    """
-    before = _past(folder)
-    held = {name: census.to_json() for name, census in {**before.held, **past.held}.items()}
-    names = {name: sorted({*before.names.get(name, ()), *own}) for name, own in past.names.items()}
-    storage.write_json(folder.path / "clients.json", {"order": list(past.order), "held": held, "names": names})
 
 
 # --- an existing model ------------------------------------------------------------------------------------------------
@@ -209,7 +185,7 @@ def adopt(run: Run, file: str | Path) -> None:
 
 
 def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> None:
-    """Take someone out of the model in force; the same request twice does nothing."""
+    """Serve a request on the model in force; the same request twice does nothing."""
     known = {entry.request.id: entry.request for entry in run.folder.book().entries}
     if request.id in known:  # whether the leaver was there is a matter of the day it was first asked
         request = replace(request, deleted=known[request.id].deleted)
@@ -221,10 +197,7 @@ def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> 
 
 
 def settled(nodes: Nodes, request: Request) -> Request:
-    """The request, as `deleted` where its leaver is not connected any more.
-
-    Who is gone cannot be asked for anything.
-    """
+    """The request, as `deleted` where its leaver is not connected any more: it cannot be asked for anything."""
     absent = [name for name in request.clients if not nodes.directory.nodes(name) and nodes.knows(name)]
     return replace(request, deleted=True) if absent else request
 
@@ -245,7 +218,7 @@ def able(world: World, label: str, method: Method, requests: Sequence[Request]) 
             )
 
 
-# --- the server: whatever carries the messages, it trains, unlearns and evaluates what can be -------------------------
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -262,14 +235,14 @@ def run(
 
 
 def _work(transport: Transport, options: Options, speech: Speech, running: Callable[[], None]) -> Run:
-    directory = Directory(Messenger(transport, options.round_timeout), options.bound, speech, options.max_rows)
-    folder, watch = options.folder, _Log(speech.log)
+    directory = Directory(Messenger(transport, options.round_timeout), speech, options.max_rows)
+    folder, watch = RunFolder(options.folder), _Log(speech.log)
 
-    def make(config: Config, seed: int, past: KnownClients) -> World:
+    def make(config: Config, seed: int, past: ClientList, note: Note) -> World:
         directory.keep_out(config.deny.clients)
         directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
         held = Holdings(public=_public(options.public, config), loads=options.server_data)
-        world = remote_world(config, seed, directory, held, past)
+        world = remote_world(config, seed, directory, held, past, note)
         for name in directory.names:
             speech.log.info("unfed: client %s is node %s", name, directory.node(name))
         for name, reason in nodes_of(world).refused.items():
@@ -277,7 +250,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         return world
 
     if options.resume_from:
-        opened = reopened(RunFolder(folder), make)
+        opened = reopened(folder, make)
         _same_list(opened, options)
         _begin_log(opened, options)
         running()
@@ -296,9 +269,9 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         running()
         _unlearn(opened, options, request, watch)
         return opened
-    if (folder / "run.json").exists():  # said before anybody is waited for and asked what it holds
+    if (folder.path / "run.json").exists():  # before any node is waited for
         raise UnfedError(
-            f"There is a run in {folder} already; go on with it by resume-from, or choose another run-folder."
+            f"There is a run in {folder.path} already; go on with it by resume-from, or choose another run-folder."
         )
     config = options.config()
     if options.mode == "both":
@@ -317,23 +290,23 @@ def _begin_log(run: Run, options: Options) -> None:
         record.begin_log(run.folder.path, Path(options.operator))
 
 
-def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:
+def _to_unlearn_from(options: Options, folder: RunFolder, make: Maker) -> Run:
     """The run whose model in force is to forget: the folder's, or a new one for a model file."""
     if len(options.method_list) != 1:
         raise UnfedError(f"mode unlearn takes one method, not {options.methods!r}; mode both compares several.")
-    if (folder / "run.json").exists():
-        opened = reopened(RunFolder(folder), make)
+    if (folder.path / "run.json").exists():
+        opened = reopened(folder, make)
         _same_list(opened, options)
         if opened.config.requests():  # or those left out in the comparison would be asked again
             compared = ", ".join(asked.id for asked in opened.config.requests())
             raise UnfedError(
-                f"The run in {folder} compares methods on {compared} and puts none in force; train in another"
+                f"The run in {folder.path} compares methods on {compared} and puts none in force; train in another"
                 ' run-folder with mode="train", and unlearn there.'
             )
         return opened
     if not options.checkpoint:
         raise UnfedError(
-            f"There is no run in {folder} to unlearn from; train there first, or name a model file with checkpoint=…."
+            f"There is no run in {folder.path} to unlearn from; train there, or name a model file with checkpoint=…."
         )
     return begun(options.config(), folder, make)
 
@@ -388,7 +361,7 @@ def _public(path: str, config: Config) -> ClientData | None:
 
 
 class _Log(Watch):
-    """One line per round in the self._log."""
+    """Writes one line per round to a log."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__()
