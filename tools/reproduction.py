@@ -6,7 +6,7 @@
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
     python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER), records too
     python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
-    python tools/reproduction.py page                 docs/reproduction.md, results/map.csv, results/tables/ITEM.json
+    python tools/reproduction.py page                 docs/reproduction.{md,csv}, results/map.csv, results/tables/
     python tools/reproduction.py page --check         exits with 1 if these are not what results/ give
     python tools/reproduction.py figure RESULT.json   docs/reproduction.svg: how near each method is to Retrain
 
@@ -63,6 +63,7 @@ OURS = "sealed"  # stands beside the paper's methods wherever it was run with th
 SHIFT = 0.5  # points by which most rows of a table must differ from the paper's for that to be said
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
+TABLE = PAGE.with_suffix(".csv")
 # Points of average gap above which the figure shows nothing: first rounds would flatten the rest.
 CUT = 10
 # Seconds of a round (of an epoch, where there is one place) on one H200 in bf16, with evaluation, compiling and saving.
@@ -154,8 +155,9 @@ def main(arguments: Sequence[str]) -> int:
     if not (record.all_in(options.results) or analyses.all_in(options.results)):
         raise UnfedError(f"Nothing was kept in {options.results}; the page stays as it is. Give the folder of results.")
     text, files = page(options.results)
-    wanted = {PAGE: text, **{options.results / name: found for name, found in files.items()}}
-    there = {PAGE, options.results / "map.csv", *(options.results / "tables").glob("*.json")}
+    wanted = {PAGE: text, TABLE: files.pop("page.csv")}
+    wanted |= {options.results / name: found for name, found in files.items()}
+    there = {PAGE, TABLE, options.results / "map.csv", *(options.results / "tables").glob("*.json")}
     if options.check:
         return 0 if {path: path.read_text("utf-8") for path in there if path.exists()} == wanted else 1
     for path in there - {*wanted}:
@@ -230,7 +232,8 @@ def page(folder: Path) -> tuple[str, dict[str, str]]:
     files["map.csv"] = buffer.getvalue()
     count = Counter(row["status"] for row in rows)
     told = ", ".join(f"{count[name]} {name}" for name in ("done", "partial", "outdated", "not run") if count[name])
-    text = [HEAD.format(blocks=len(rows), told=told), map_table(rows), FIGURE_TEXT, *judged, TAIL]
+    files["page.csv"] = map_table(rows)
+    text = [HEAD.format(blocks=len(rows), told=told), FIGURE_TEXT, *judged, TAIL]
     return "\n".join(text).rstrip() + "\n", files
 
 
@@ -243,16 +246,16 @@ def data_of(made: Section) -> str:
 
 
 def map_table(rows: Sequence[Map]) -> str:
-    """The map, compact: an item's title stands in the first of its rows."""
-    lines = ["| Item | Block | Status | Rounds | Seeds | Minutes |", "|---|---|---|---:|---:|---:|"]
-    before = ""
+    """The map, compact, as CSV."""
+    lines = [["item", "title", "block", "status", "rounds", "seeds", "minutes"]]
     for row in rows:
-        item = "" if row["item"] == before else f"**{row['item'].replace('-', ' ').capitalize()}** {row['title']}"
-        before = row["item"]
+        item = row["item"].replace("-", " ").capitalize()
         rounds = row["rounds"] if row["rounds"] == row["paper_rounds"] else f"{row['rounds']}/{row['paper_rounds']}"
         seeds = f"{len(row['seeds'].split())}/{row['paper_seeds']}"
-        lines.append(f"| {item} | {row['block']} | {row['status']} | {rounds} | {seeds} | {row['minutes']:,} |")
-    return "\n".join(lines) + "\n"
+        lines.append([item, row["title"], row["block"], row["status"], rounds, seeds, f"{row['minutes']:,}"])
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    return buffer.getvalue()
 
 
 def verdicts(made: Section, whole: Collection[str]) -> Iterator[str]:
@@ -528,6 +531,8 @@ HEAD = """# The paper on real data
 How much of the paper was run here? Of {blocks} blocks of its tables and figures: {told}.
 The CNN is *fitted*: the paper does not describe it fully, so we chose one by its accuracy.
 [Where we differ](explanation/differences.md) says what explains the differences, and what stays open.
+
+[All blocks as a table](reproduction.csv)
 
 - **Status**: `done` has the paper's rounds, seeds and methods. `partial` lacks some: compare its rows with
   each other, not with the paper. `outdated` was run before its method changed.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -68,8 +70,11 @@ def test_the_columns_are_those_of_the_line_the_ledger_and_the_page() -> None:
     hints = get_type_hints(Line)
     assert set(COLUMNS) <= set(hints)
     assert [column.name for column in COSTS] == [column.name for column in fields(Ledger)]
-    page = Path(__file__).parents[2].joinpath("docs/reference/run-folder.md").read_text()
-    for column in (*METRICS, *COSTS):
-        good = {"high": "high", "low": "low", "as Retrain": "as Retrain", "-": "–"}[column.good]
-        assert f"| `{column.name}` | {column.unit} | {good} | {column.text} |" in page
-    assert all(f"`{key}`" in page for key in hints)
+    docs = Path(__file__).parents[2] / "docs/reference"
+    with open(docs / "columns.csv", encoding="utf-8", newline="") as file:
+        shown = list(csv.reader(file))
+    assert shown == [["column", "unit", "good", "meaning"]] + [
+        [column.name, column.unit, column.good.replace("-", "–"), column.text] for column in (*METRICS, *COSTS)
+    ]
+    named = {*re.findall(r"`(\w+)`", (docs / "run-folder.md").read_text(encoding="utf-8"))}
+    assert {*hints} <= named | {row[0] for row in shown}
