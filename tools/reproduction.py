@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     if not (record.all_in(options.results) or analyses.all_in(options.results)):
         raise UnfedError(f"Nothing was kept in {options.results}; the page stays as it is. Give the folder of results.")
     text, files = page(options.results)
-    wanted = {PAGE: text, TABLE: files.pop("page.csv")}
+    wanted = {PAGE: text, TABLE: map_table(files["map.csv"])}
     wanted |= {options.results / name: found for name, found in files.items()}
     there = {PAGE, TABLE, options.results / "map.csv", *(options.results / "tables").glob("*.json")}
     if options.check:
@@ -232,7 +232,6 @@ def page(folder: Path) -> tuple[str, dict[str, str]]:
     files["map.csv"] = buffer.getvalue()
     count = Counter(row["status"] for row in rows)
     told = ", ".join(f"{count[name]} {name}" for name in ("done", "partial", "outdated", "not run") if count[name])
-    files["page.csv"] = map_table(rows)
     text = [HEAD.format(blocks=len(rows), told=told), FIGURE_TEXT, *judged, TAIL]
     return "\n".join(text).rstrip() + "\n", files
 
@@ -245,14 +244,14 @@ def data_of(made: Section) -> str:
     return json.dumps({**told, "tables": shown, "said": made.said}, indent=1, ensure_ascii=False) + "\n"
 
 
-def map_table(rows: Sequence[Map]) -> str:
-    """The map, compact, as CSV."""
+def map_table(whole: str) -> str:
+    """The map as people read it, of `results/map.csv`."""
     lines = [["item", "title", "block", "status", "rounds", "seeds", "minutes"]]
-    for row in rows:
+    for row in csv.DictReader(io.StringIO(whole)):
         item = row["item"].replace("-", " ").capitalize()
         rounds = row["rounds"] if row["rounds"] == row["paper_rounds"] else f"{row['rounds']}/{row['paper_rounds']}"
         seeds = f"{len(row['seeds'].split())}/{row['paper_seeds']}"
-        lines.append([item, row["title"], row["block"], row["status"], rounds, seeds, f"{row['minutes']:,}"])
+        lines.append([item, row["title"], row["block"], row["status"], rounds, seeds, f"{int(row['minutes']):,}"])
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(lines)
     return buffer.getvalue()

@@ -335,8 +335,10 @@ def test_the_map_has_every_item_and_block_and_the_price_of_what_was_not_run(tmp_
     assert mapped(tmp_path, "table-1")["minutes"] == "45"
     # θ*, Retrain, FT and NoT of 2,000, a Retrain of 4,000, one seed
     assert mapped(tmp_path, "table-7")["minutes"] == "10"
-    assert "| CIFAR-10, CNN | not run | 0/2000+2000 | 0/3 | 45 |" in text and text.count("\n| ") == len(blocks) + 1
-    assert text.count("**Table ") == 8 and text.count("**Figure ") == 7
+    shown = [*csv.reader(reproduction.map_table(files["map.csv"]).splitlines())]
+    title = "Client-wise federated unlearning, IID"
+    assert shown[1] == ["Table 1", title, "CIFAR-10, CNN", "not run", "0/2000+2000", "0/3", "45"]
+    assert len(shown) == len(blocks) + 1 and f"Of {len(blocks)} blocks of its tables and figures" in text
 
 
 def test_a_price_grows_with_the_data_and_the_network() -> None:
@@ -379,8 +381,8 @@ def test_verdicts_stand_only_where_the_rounds_are_the_papers(first: Run, tmp_pat
     for name, rounds in (("whole", 2000), ("cut", 60)):
         config = whole | {"unlearning": whole["unlearning"] | {"rounds": rounds}}
         record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=config), tmp_path / name)
-    text = reproduction.page(tmp_path / "cut")[0]
-    assert "| partial | 2000+60/2000+2000 | 1/3 | 45 |" in text and "\n## " not in text
+    text, files = reproduction.page(tmp_path / "cut")
+    assert "partial,2000+60/2000+2000,1/3,45" in reproduction.map_table(files["map.csv"]) and "\n## " not in text
     entire = reproduction.page(tmp_path / "whole")[0]
     assert "## Table 1, CIFAR-10, CNN\n" in entire, "digits are not CIFAR-10, and a whole run is judged"
     (row,) = (line for line in entire.splitlines() if line.startswith("| NoT | 91.69 · "))
@@ -397,6 +399,7 @@ def test_a_file_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypat
     made = reproduction.page(reproduction.RESULTS)
     monkeypatch.setattr(reproduction, "page", lambda folder: made)  # the same every time, and made once
     monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reproduction, "TABLE", tmp_path / "page.csv")
     shutil.copytree(reproduction.RESULTS, tmp_path / "results")
     (tmp_path / "results" / "tables" / "old.json").touch()
     check = ["page", "--check", "--results", str(tmp_path / "results")]
@@ -413,6 +416,7 @@ def test_a_file_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypat
 def test_a_folder_without_results_leaves_the_page_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.md").write_text("what was made before\n")
     monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reproduction, "TABLE", tmp_path / "page.csv")
     with pytest.raises(UnfedError, match="Nothing was kept in .*; the page stays as it is"):
         reproduction.main(["page", "--results", str(tmp_path / "reslts")])
     assert (tmp_path / "page.md").read_text() == "what was made before\n"
