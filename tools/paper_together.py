@@ -33,7 +33,7 @@ from unfed.requests.entry import now
 from unfed.runs.progress import Deadline, Watch
 from unfed.runs.run import Run
 from unfed.runs.world import World, local_engine, process_as_before
-from unfed.studies.same_training import take_results, take_training
+from unfed.studies.same_training import take_job, take_training
 
 
 class SharedEngines:
@@ -146,6 +146,27 @@ def gathered(out: Path, labels: Collection[str]) -> Run:
         if (out / label / "run.json").exists():
             take_results(whole, Run.open(out / label))
     return whole
+
+
+def take_results(run: Run, source: Run) -> list[str]:
+    """Take over what methods have left in a run that began at the same θ*.
+
+    Those that this run has begun itself are left out; it gives the labels of the others.
+    """
+    both = [_trained(run, seed) for seed in run.config.seed_list], [_trained(source, s) for s in run.config.seed_list]
+    if both[0] != both[1] or None in both[0]:
+        return []
+    with run.folder.lock() as free:
+        if not free:
+            return []
+        run.folder.cut_back()
+        jobs = [job for job, _ in source.jobs() if job.request is not None and run.folder.saved(job) is None]
+        return [job.label for job in jobs if take_job(run, source, job)]
+
+
+def _trained(run: Run, seed: int) -> str | None:
+    """The fingerprint of a run's θ*, once that is trained."""
+    return run.folder.came_out(run.training_job(seed))
 
 
 def _begun(run: Run) -> bool:

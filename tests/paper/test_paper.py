@@ -24,7 +24,7 @@ from unfed.paper import pictures
 from unfed.paper.items import SCALES, Item, Spec, chosen, items, published, shared
 from unfed.paper.pictures import Curve
 from unfed.paper.views import VIEWS
-from unfed.paper.views.base import Section
+from unfed.paper.views.base import ItemView, Section
 from unfed.paper.views.layers import show as show_layers
 from unfed.paper.views.models import fresh_with_head
 from unfed.paper.views.results import gaps_by_round, gaps_of, ratios_of
@@ -342,7 +342,9 @@ def test_an_analysis_that_fails_on_a_fresh_model_is_found_before_any_round(
     def fails(item: object, runs: object) -> None:
         raise UnfedError("The gradients vanish.")
 
-    monkeypatch.setitem(VIEWS, "spectrum", replace(VIEWS["spectrum"], rehearse=fails))
+    analysis = VIEWS["spectrum"].analysis
+    assert analysis is not None
+    monkeypatch.setitem(VIEWS, "spectrum", ItemView(analysis.make, replace(analysis, rehearse=fails)))
     with pytest.raises(UnfedError, match="vanish"):
         paper("figure-8", "-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","ft","not"]')
     assert not list(tmp_path.glob("runs/*/trajectory.jsonl"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from paper_together import take_results
 
 from unfed.config.config import Config
 from unfed.model.params import digests
 from unfed.runs.run import Run
-from unfed.studies.same_training import take_results, take_training
+from unfed.studies.same_training import take_training
 
 SMALL = ["seed=[0]", "training.rounds=2", "unlearning.rounds=1", "data.train_size=300", "data.test_size=200"]
 CLASS = 'request={id="class-0", classes=[0]}'

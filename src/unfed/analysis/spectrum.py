@@ -66,9 +66,6 @@ class Content:
     """Spectral content, averaged over the sets of coordinates: entry i − 1 is Ψ̂(i / |K|)."""
 
     psi: Floats
-    """From El Karoui's spectrum."""
-    raw: Floats
-    """From the sample's own eigenvalues: not consistent, for comparison only."""
     each: Floats
     """El Karoui's curve of every set of coordinates, one per row."""
 
@@ -86,12 +83,9 @@ class Content:
 
 def content(found: Gradients) -> Content:
     """Ψ̂ = (1/p) Σ_j Ψ̂_j over the sets K_1 … K_p: the spectral content (Eq. 89)."""
-    size, psi, raw = found.columns.shape[1], [], []
-    for j in range(len(found.columns)):
-        mu = gram_spectrum(found.on(j))
-        psi.append(curve(*el_karoui(mu, size), size))
-        raw.append(direct(mu, size))
-    return Content(np.mean(psi, axis=0), np.mean(raw, axis=0), np.stack(psi))
+    count, size = found.columns.shape
+    each = np.stack([curve(*el_karoui(gram_spectrum(found.on(j)), size), size) for j in range(count)])
+    return Content(each.mean(axis=0), each)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -297,17 +291,10 @@ def curve(atoms: Floats, weights: Floats, size: int) -> Floats:
     below = np.cumsum(weights)
     levels = 1.0 - (np.arange(size) + 0.5) / size
     quantiles = atoms[np.minimum(np.searchsorted(below, levels), len(atoms) - 1)]
-    return _share(quantiles)
-
-
-def direct(mu: Floats, size: int) -> Floats:
-    """Ψ of the sample's eigenvalues themselves, padded with zeros to |K|.
-
-    It is not consistent and serves comparison only.
-    """
-    values = np.zeros(size)
-    values[: len(mu)] = np.sort(mu)[::-1][:size]
-    return _share(values)
+    _largest(quantiles)
+    sums = np.cumsum(quantiles)
+    shares: Floats = sums / sums[-1]  # the last is exactly 1
+    return shares
 
 
 def alpha(psi: Floats, beta: float = 0.95) -> float:
@@ -318,11 +305,3 @@ def alpha(psi: Floats, beta: float = 0.95) -> float:
     if not 0.0 < beta <= 1.0:
         raise UnfedError(f"beta is a share above 0 and at most 1, not {beta}; the paper uses 0.95.")
     return (int(np.argmax(psi >= beta)) + 1) / len(psi)
-
-
-def _share(values: Floats) -> Floats:
-    """The share of the sum that the first i values hold; the last is exactly 1."""
-    _largest(values)
-    sums = np.cumsum(values)
-    shares: Floats = sums / sums[-1]
-    return shares

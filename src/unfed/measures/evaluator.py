@@ -417,17 +417,9 @@ def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:
 
 def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:
     """Per-sample columns, so that another attack needs no new run."""
-    return {
-        f"{part}/{column}": getattr(scores, column).to(kind)
-        for part, scores in (("forget", forget), ("test", test))
-        if scores is not None
-        for column, kind in (
-            ("loss", torch.float32),
-            ("correct", torch.bool),
-            ("confidence", torch.float32),
-            ("entropy", torch.float32),
-        )
-    }
+    kinds = {"loss": torch.float32, "correct": torch.bool, "confidence": torch.float32, "entropy": torch.float32}
+    parts = {part: scores for part, scores in (("forget", forget), ("test", test)) if scores is not None}
+    return {f"{p}/{c}": getattr(scores, c).to(kind) for p, scores in parts.items() for c, kind in kinds.items()}
 
 
 def too_few(rows: int | None) -> str:

@@ -34,13 +34,11 @@ Word = Literal["within", "direction", "disagrees", "partial", "not compared"]
 SEEDS = 3
 CORRECTION = math.sqrt(SEEDS / (SEEDS - 1))
 WIDE = 2.0
-MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "partial": "", "not compared": ""}
-MEANING: Mapping[Word, str] = {
+MARKS = {"within": "=", "direction": "~", "disagrees": "≠"}
+MEANING = {
     "within": "within the seeds' spread (two standard deviations of the difference)",
     "direction": "on the same side of Retrain in both, or beside it in both, but further than the spread, however far",
     "disagrees": "neither",
-    "partial": "",
-    "not compared": "",
 }
 
 
@@ -63,7 +61,7 @@ class Comparison:
         there, here = _text(self.paper), _text(self.ours)
         if self.difference is None:
             return f"{there} | {here}"
-        return f"{there} | {here} ({self.difference:+.2f}) {MARKS[self.word]}".rstrip()
+        return f"{there} | {here} ({self.difference:+.2f}) {MARKS.get(self.word, '')}".rstrip()
 
 
 def printed(row: Mapping[str, str], metric: str) -> Spread:

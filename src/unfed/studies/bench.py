@@ -152,12 +152,8 @@ class Benchmark:
         if not file.exists():
             return None
         raw = storage.read_json(file, "scorecard")
-        refused, where = isinstance(raw, dict) and "reason" in raw, f"The scorecard {file}"
-        found: Scorecard | NotServed = (
-            records.read(NotServed, raw, where, "delete it")
-            if refused
-            else records.read(Scorecard, raw, where, "delete it")
-        )
+        kind: Any = NotServed if isinstance(raw, dict) and "reason" in raw else Scorecard
+        found: Scorecard | NotServed = records.read(kind, raw, f"The scorecard {file}", "delete it")
         return found if found.edition == edition(self.methods[label]) else None
 
     def config(self, federation: str, request: str, peaks: Mapping[str, float] | None = None) -> Config:
@@ -460,7 +456,7 @@ class Scenario:
             if label == RETRAIN:
                 raise
             return said | {"reason": str(error)}
-        own = self.answers(models)
+        own = self.logits([one.params for one in models])
         if label == RETRAIN:
             self._keep({RETRAIN: own, **early})
         method = self.world.config.method(label).for_requests((self.request,))
@@ -506,9 +502,6 @@ class Scenario:
         """[models, rows, classes] of every group."""
         said = [self._rows.logits(self.world, params) for params in models]
         return {group: torch.stack([one[group] for one in said]).numpy() for group in GROUPS}
-
-    def answers(self, models: Sequence[JudgedModel]) -> dict[str, NDArray[Any]]:
-        return self.logits([one.params for one in models])
 
     # --- remembers, unfinished ------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -143,16 +143,18 @@ def _ray() -> Any:
     return ray
 
 
-def at_once(cells: int, alone: bool, wanted: Workers | None) -> Workers:
+def at_once(cells: int, alone: bool, wanted: Workers | None, gpu: bool = False, threads: int = 1) -> Workers:
     """How many processes work at once; a cluster sees to that itself.
 
     Args:
         cells: How many cells there are.
         alone: Whether each computes on one thread of the CPU: then every core takes one.
         wanted: What the user asked for.
+        gpu: Whether a cell computes on a GPU, which a cluster must know.
+        threads: How many CPU threads a cell computes on.
     """
     if isinstance(wanted, Ray):
-        return wanted
+        return replace(wanted, gpu=gpu, threads=threads)
     if wanted is None:
         return max(1, min(cores(), cells)) if alone else 1
     if wanted < 1:

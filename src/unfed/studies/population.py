@@ -140,10 +140,8 @@ def refuse_code_apart(config: Config, jobs: Workers | None) -> None:
 
 def at_once(world: World, cells: int, wanted: Workers | None = None) -> Workers:
     """How many cells of this world are worked on at once."""
-    if isinstance(wanted, Ray):
-        return replace(wanted, gpu=world.device.type == "cuda", threads=world.threads or torch.get_num_threads())
     alone = world.device.type == "cpu" and world.threads == 1 and not world.config.code()
-    return grid.at_once(cells, alone, wanted)
+    return grid.at_once(cells, alone, wanted, world.device.type == "cuda", world.threads or torch.get_num_threads())
 
 
 def _train(

@@ -57,31 +57,10 @@ def take_training(run: RunRecord, source: RunRecord) -> list[int]:
         run.folder.cut_back()
         wanted = [seed for seed in run.config.seed_list if run.folder.saved(run.training_job(seed)) is None]
         have = [seed for seed in wanted if seed in source.config.seed_list]
-        return [seed for seed in have if _taken(run, source, run.training_job(seed), tuple(run.config.recorded()))]
+        return [seed for seed in have if take_job(run, source, run.training_job(seed), tuple(run.config.recorded()))]
 
 
-def take_results(run: RunRecord, source: RunRecord) -> list[str]:
-    """Take over what methods have left in a run that began at the same θ*.
-
-    Those that this run has begun itself are left out; it gives the labels of the others.
-    """
-    both = [_trained(run, seed) for seed in run.config.seed_list], [_trained(source, s) for s in run.config.seed_list]
-    if both[0] != both[1] or None in both[0]:
-        return []
-    with run.folder.lock() as free:
-        if not free:
-            return []
-        run.folder.cut_back()
-        jobs = [job for job, _ in source.jobs() if job.request is not None and run.folder.saved(job) is None]
-        return [job.label for job in jobs if _taken(run, source, job)]
-
-
-def _trained(run: RunRecord, seed: int) -> str | None:
-    """The fingerprint of a run's θ*, once that is trained."""
-    return run.folder.came_out(run.training_job(seed))
-
-
-def _taken(run: RunRecord, source: RunRecord, job: Job, histories: tuple[str, ...] = ()) -> bool:
+def take_job(run: RunRecord, source: RunRecord, job: Job, histories: tuple[str, ...] = ()) -> bool:
     """Take one job over, with these histories.
 
     Its lines come first, then its state, which vouches for them, then its model: killed in between, it is trained.

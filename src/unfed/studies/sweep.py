@@ -32,7 +32,7 @@ from unfed.folder.info import RunInfo
 from unfed.runs.run import Run
 from unfed.runs.status import info_of, status
 from unfed.studies import grid
-from unfed.studies.grid import GridCell, Ray, Said, Workers
+from unfed.studies.grid import GridCell, Said, Workers
 
 METHODS = "methods."
 MOST = 1000
@@ -194,9 +194,7 @@ def at_once(runs: Sequence[Run], wanted: Workers | None) -> Workers:
     """How many of these runs are worked on at once."""
     alone = all(run.description.hardware.endswith(", 1 CPU threads") for run in runs)
     on_cpu = all(run.description.device == "cpu" for run in runs)
-    if isinstance(wanted, Ray):
-        return replace(wanted, gpu=not on_cpu, threads=1 if alone else torch.get_num_threads())
-    return grid.at_once(len(runs), alone and on_cpu, wanted)
+    return grid.at_once(len(runs), alone and on_cpu, wanted, not on_cpu, 1 if alone else torch.get_num_threads())
 
 
 def cells(runs: Sequence[Run], allow_code: bool = False) -> list[GridCell]:

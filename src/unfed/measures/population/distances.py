@@ -12,7 +12,7 @@ What an attack looks at: one number per model and row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,18 +121,10 @@ class Seen:
         return len(self.phi)
 
     def __getitem__(self, models: slice) -> Seen:
+        alone = {name: values[models] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
         forget, retain, test = self.entropies
-        return Seen(
-            self.phi[models],
-            self.phi_test[models],
-            self.forget[models],
-            self.retain[models],
-            self.test[models],
-            (forget[models], retain[models], test[models]),
-            self.read[models],
-            self.right[models],
-            {group: right[models] for group, right in self.accuracies.items()},
-        )
+        accuracies = {group: right[models] for group, right in self.accuracies.items()}
+        return replace(self, **alone, entropies=(forget[models], retain[models], test[models]), accuracies=accuracies)
 
 
 def seen(population: ModelAnswers, kind: str) -> Seen:

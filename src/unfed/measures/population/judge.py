@@ -318,9 +318,12 @@ class Judge:
 
     def own_standing(self) -> dict[str, Any]:
         """Retrain against Retrain, by four quarters: where its forgotten rows stand, and its held-out rows."""
-        quarter = len(self._retrained) // 4
-        groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
+        groups = self._quarters(self._retrained)
         return {"standing": self._standing(*groups[1:])[0], "held_out": self._held_out(*groups)[0]}
+
+    def _quarters(self, side: Seen) -> list[Seen]:
+        quarter = len(self._retrained) // 4
+        return [side[i * quarter : (i + 1) * quarter] for i in range(4)]
 
     def yardstick(self) -> dict[str, Any]:
         """Retrain as if it were a method."""
@@ -336,9 +339,7 @@ class Judge:
                 "held_out": {"u-lira": not_measured(needs)},
                 "exposure": [],
             }
-        groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
-        before = [self._before[i * quarter : (i + 1) * quarter] for i in (2, 3)]
-        scores = attacks.scores(Sides(*groups, *before))
+        scores = attacks.scores(Sides(*self._quarters(self._retrained), *self._quarters(self._before)[2:]))
         return found | {
             "attacks": self._attacked(scores, groups=4),
             **self.own_standing(),

@@ -16,13 +16,12 @@ from __future__ import annotations
 from unfed.paper.views import layers, results, spectra, times
 from unfed.paper.views.base import ItemView
 
-ANALYSED = ("retrain", "ft", "not")
 VIEWS: dict[str, ItemView] = {
     "results": ItemView(results.table),
     "bars": ItemView(results.bars),
     "gaps": ItemView(results.gaps),
     "ratios": ItemView(results.ratios),
-    "cka": ItemView(layers.ANALYSIS.make, ANALYSED, layers.rehearse, layers.ANALYSIS),
-    "bound": ItemView(times.ANALYSIS.make, ANALYSED, times.rehearse, times.ANALYSIS),
-    "spectrum": ItemView(spectra.ANALYSIS.make, ANALYSED, spectra.rehearse, spectra.ANALYSIS),
+    "cka": ItemView(layers.ANALYSIS.make, layers.ANALYSIS),
+    "bound": ItemView(times.ANALYSIS.make, times.ANALYSIS),
+    "spectrum": ItemView(spectra.ANALYSIS.make, spectra.ANALYSIS),
 }

@@ -42,10 +42,6 @@ class Section:
     """The numbers of the pictures and tables, for anyone who wants to draw them again."""
 
 
-def no_rehearsal(item: Item, runs: Runs) -> None:
-    """Views that only read trajectories have nothing to try."""
-
-
 Numbers = Mapping[str, Any]
 """What an analysis found in one run, as JSON can hold it."""
 
@@ -57,6 +53,8 @@ class Analysis:
     measure: Callable[[Item, Spec, Run], Numbers]
     show: Callable[[Item, Mapping[str, Numbers]], Section]
     """From the numbers of each run, by the name it has in the item."""
+    rehearse: Callable[[Item, Runs], None]
+    """The same in small on a fresh model, before hours are spent on a trained one."""
 
     def make(self, item: Item, runs: Runs) -> Section:
         """Both, one after the other; what is shown is what would be kept."""
@@ -68,11 +66,17 @@ class ItemView:
     """How an item is made of its runs, and which methods it needs in each of them."""
 
     make: Callable[[Item, Runs], Section]
-    needs: tuple[str, ...] = ("retrain",)
-    rehearse: Callable[[Item, Runs], None] = no_rehearsal
-    """The same analysis in small on a fresh model, before hours are spent on a trained one."""
     analysis: Analysis | None = None
     """Where it takes models."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("retrain", "ft", "not") if self.analysis else ("retrain",)
+
+    def rehearse(self, item: Item, runs: Runs) -> None:
+        """Try the analysis in small; views that only read trajectories have nothing to try."""
+        if self.analysis:
+            self.analysis.rehearse(item, runs)
 
     def check(self, item: Item, name: str, config: Config) -> None:
         """Raise what would only be missed after hours."""

@@ -90,9 +90,6 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     return Section(item, grids=tuple(grids), pictures=tuple(drawn), said=tuple(said), data=data)
 
 
-ANALYSIS = Analysis(measure, show)
-
-
 def _cell(value: Value) -> str:
     return f"{value:.3f}" if is_measured(value) else DASH
 
@@ -136,3 +133,6 @@ def _found(run: Run, models: Mapping[str, Params], most: int) -> dict[str, Found
 def _drawn(layers: Mapping[str, Value]) -> list[tuple[float | str, float]]:
     """Points of a curve; it has a hole where nothing was measured, and a sentence below says why."""
     return [(layer, value if is_measured(value) else math.nan) for layer, value in layers.items()]
+
+
+ANALYSIS = Analysis(measure, show, rehearse)

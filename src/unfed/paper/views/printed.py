@@ -121,7 +121,7 @@ def summary(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             continue
         counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
         shown.append(f"{run}: of {len(words)} cells {', '.join(counts)}.")
-    marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in ("within", "direction", "disagrees"))
+    marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in verdict.MARKS)
     return f"{' '.join(shown)} {marks}. The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
 
 

@@ -61,9 +61,6 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     return Section(item, grids=(grid,), pictures=tuple(drawn), said=tuple(said), data=data)
 
 
-ANALYSIS = Analysis(measure, show)
-
-
 def rehearse(item: Item, runs: Runs) -> None:
     """A few gradients at Retrain's start: a network whose gradients vanish there is found now."""
     for spec, run in runs.items():
@@ -81,3 +78,6 @@ def _alpha_text(found: spectrum.Content, level: float, gamma: float) -> str:
         return f"not measured: undecided at γ = {gamma:.1f}"
     low, high = found.interval(level)
     return f"{found.alpha(level):.2f} [{low:.2f}, {high:.2f}]"
+
+
+ANALYSIS = Analysis(measure, show, rehearse)

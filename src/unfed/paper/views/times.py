@@ -117,9 +117,6 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     return Section(item, grids=(grid,), published=printed.bounds(item, ours), said=tuple(said), data=data)
 
 
-ANALYSIS = Analysis(measure, show)
-
-
 def _noise(world: World, sets: Sets, params: Params, descent: Descent) -> Noise | str:
     """The noise of fine-tuning where it starts, on some rows of D_r spread over all of it."""
     few = min(ROWS, sets.batch, len(sets.retain))
@@ -145,3 +142,6 @@ def rehearse(item: Item, runs: Runs) -> None:
 def _finite(value: Value) -> Value:
     infinite = "not measured: nothing drives this fine-tuning, the bound is infinite"
     return value if isinstance(value, str) or math.isfinite(value) else infinite
+
+
+ANALYSIS = Analysis(measure, show, rehearse)
