@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from flwr.serverapp.strategy import (
     Result,
     Strategy,
 )
+from sklearn.datasets import load_digits
 
 from flower_grid import NAMES, InProcessGrid, Nameless, Reply, foreign_grid
 from unfed.errors import Refused, UnfedError, UnfedWarning
@@ -36,6 +38,7 @@ from unfed.flower import SubsetGrid, Unlearn, denied, introduce_mod, negate, neg
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 LEAVER = 1000
+FEW = SimpleNamespace(images=load_digits().images[:160], target=load_digits().target[:160])
 STOCK: dict[str, Callable[[], Strategy]] = {
     "fedavg": FedAvg,
     "fedavgm": lambda: FedAvgM(server_momentum=0.9),
@@ -49,13 +52,14 @@ STOCK: dict[str, Callable[[], Strategy]] = {
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The modules of the example app."""
+    """The modules of the example app; its clients hold forty images each, and read them once."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import digits.after
     import digits.before
     import digits.client
     import digits.task
 
+    monkeypatch.setattr(digits.task, "load_digits", lambda: FEW)
     yield digits
     for name in [name for name in sys.modules if name.split(".")[0] == "digits"]:
         del sys.modules[name]
@@ -65,10 +69,17 @@ def nodes(app: Any, count: int = 4, first: int = LEAVER) -> InProcessGrid:
     return InProcessGrid([{"partition-id": k, "num-partitions": count} for k in range(count)], app, first)
 
 
-def trained(example: Any, rounds: int = 2) -> ArrayRecord:
+TRAINED: dict[str, torch.Tensor] = {}
+
+
+def trained(example: Any) -> ArrayRecord:
+    """What one round of training left; it is the same for every test, and made once."""
     torch.manual_seed(0)
     arrays = ArrayRecord(example.task.Net().state_dict())
-    return FedAvg().start(nodes(example.client.app), arrays, num_rounds=rounds).arrays
+    if not TRAINED:
+        found = FedAvg().start(nodes(example.client.app), arrays, num_rounds=1).arrays
+        TRAINED.update(found.to_torch_state_dict())
+    return ArrayRecord({name: tensor.clone() for name, tensor in TRAINED.items()})
 
 
 @pytest.mark.parametrize("name", list(STOCK))
@@ -129,7 +140,7 @@ def test_who_is_connected_is_asked_as_often_for_many_nodes_as_for_few(example: A
 
 def test_a_strategy_that_may_have_been_used_is_refused_before_anybody_is_asked(example: Any) -> None:
     used: Any = FedAvgM(server_momentum=0.9)
-    grid, arrays = nodes(example.client.app), used.start(nodes(example.client.app), trained(example, 1), 1).arrays
+    grid, arrays = nodes(example.client.app), used.start(nodes(example.client.app), trained(example), 1).arrays
     for factory in (lambda: used, used):
         with pytest.raises(UnfedError, match=r"new strategy on every call, as lambda: FedAvgM\(…\) does"):
             Unlearn(factory, None, [LEAVER], ledger=None).start(grid, arrays, num_rounds=1)
@@ -140,7 +151,7 @@ def test_a_strategy_of_flowers_older_api_is_told_where_to_go(example: Any) -> No
     older: Any = importlib.import_module("flwr.server.strategy").FedAvg
     grid = nodes(example.client.app)
     with pytest.raises(UnfedError, match=r"flwr.server.strategy.*FedAvg, which is no strategy of flwr.serverapp; take"):
-        Unlearn(older, None, [LEAVER], ledger=None).start(grid, trained(example, 1), num_rounds=1)
+        Unlearn(older, None, [LEAVER], ledger=None).start(grid, trained(example), num_rounds=1)
     assert grid.sent == []
 
 
@@ -203,7 +214,7 @@ def test_an_older_flower_forgets_by_partition_and_says_that_it_knows_no_names(ex
     (tmp_path / "list").write_text("3\n")
     grid = Nameless(nodes(example.client.app).nodes.values(), example.client.app)
     Unlearn(FedAvg, None, [node_with(partition_id=0, num_partitions=4), denied(tmp_path / "list")], None, wait=0).start(
-        grid, trained(example, 1), num_rounds=1
+        grid, trained(example), num_rounds=1
     )
     assert [len(grid.asked(node, "train", "evaluate")) for node in grid.nodes] == [0, 2, 2, 0]
     with pytest.raises(UnfedError, match="does not tell .* registered as; install flwr>=1.38, or exclude by node_with"):
@@ -257,7 +268,7 @@ def as_zip(question: Message, reply: Message) -> Message:
 def test_a_spoilt_update_is_named_and_not_aggregated(tamper: Reply, reason: str, example: Any) -> None:
     grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER], ledger=None)
     grid.tamper[1002] = tamper
-    result = strategy.start(grid, trained(example, 1), num_rounds=1)
+    result = strategy.start(grid, trained(example), num_rounds=1)
     assert strategy.refusals[0].client == "1002" and reason in strategy.refusals[0].reason
     assert all(bool(t.isfinite().all()) for t in result.arrays.to_torch_state_dict().values())
 
@@ -269,18 +280,18 @@ def failing(question: Message, reply: Message) -> Message:
 def test_metrics_are_none_of_our_business(example: Any) -> None:
     grid, strategy = nodes(example.client.app), Unlearn(FedAvg, None, [LEAVER], ledger=None)
     grid.tamper[1002] = with_metrics(train_loss=float("nan"), num_examples=3)
-    strategy.start(grid, trained(example, 1), num_rounds=1)
+    strategy.start(grid, trained(example), num_rounds=1)
     assert strategy.refusals == []
     grid.tamper[1002] = with_metrics(num_examples=3, another=1.0)  # which stock Flower cannot average
     with pytest.raises(Refused, match="None of 1 rounds had a usable update"):
-        strategy.start(grid, trained(example, 1), num_rounds=1)
+        strategy.start(grid, trained(example), num_rounds=1)
 
 
 def test_an_unlearning_in_which_nobody_ever_answers_is_an_error_not_an_empty_model(example: Any) -> None:
     grid = nodes(example.client.app)
     grid.tamper = dict.fromkeys(grid.nodes, failing)
     with pytest.raises(Refused, match="None of 2 rounds had a usable update .node 100.: it failed: oh"):
-        Unlearn(FedAvg, None, [LEAVER], ledger=None).start(grid, trained(example, 1), num_rounds=2)
+        Unlearn(FedAvg, None, [LEAVER], ledger=None).start(grid, trained(example), num_rounds=2)
 
 
 class Moody(InProcessGrid):
@@ -301,7 +312,7 @@ def test_a_round_without_replies_changes_nothing_and_the_run_goes_on(example: An
     grid = Moody(nodes(example.client.app).nodes.values(), example.client.app)
     grid.bad = frozenset({2})
     strategy = Unlearn(FedAvg, negate(example.task.Net()), [LEAVER], ledger=None)
-    result = strategy.start(grid, trained(example, 1), num_rounds=3)
+    result = strategy.start(grid, trained(example), num_rounds=3)
     sent = [m.content.array_records["arrays"].to_torch_state_dict() for m in grid.asked(1001, "train")]
     second, third = sent[1:]
     assert all(bool((third[name] == value).all()) for name, value in second.items())
@@ -309,7 +320,7 @@ def test_a_round_without_replies_changes_nothing_and_the_run_goes_on(example: An
 
 
 def test_the_last_good_arrays_are_kept_and_gone_on_from_without_negating_twice(example: Any, tmp_path: Path) -> None:
-    arrays, file = trained(example, 1), tmp_path / "ledger"
+    arrays, file = trained(example), tmp_path / "ledger"
     net = example.task.Net()
     random.seed(0)
     whole = Unlearn(FedAvg, negate(net), [LEAVER], ledger=None).start(nodes(example.client.app), arrays, num_rounds=4)
@@ -346,7 +357,7 @@ def test_an_average_that_is_not_finite_is_not_kept(example: Any) -> None:
             return (ArrayRecord(spoilt) if server_round == 2 else arrays), metrics
 
     strategy = Unlearn(Broken, None, [LEAVER], ledger=None)
-    result = strategy.start(nodes(example.client.app), trained(example, 1), num_rounds=2)
+    result = strategy.start(nodes(example.client.app), trained(example), num_rounds=2)
     assert all(bool(t.isfinite().all()) for t in result.arrays.to_torch_state_dict().values())
 
 
@@ -362,7 +373,7 @@ TOO_FEW: dict[str, Callable[[], Strategy]] = {
 def test_too_few_nodes_left_is_said_before_waiting_for_ever(which: str, example: Any) -> None:
     strategy = Unlearn(TOO_FEW[which], None, [LEAVER], wait=0, ledger=None)
     with pytest.raises(Refused, match="The strategy waits for 4 nodes, but without the leaver 3 are connected"):
-        strategy.start(nodes(example.client.app), trained(example, 1), num_rounds=1)
+        strategy.start(nodes(example.client.app), trained(example), num_rounds=1)
 
 
 def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example: Any) -> None:
@@ -376,7 +387,7 @@ def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example:
     grid = Shrinking(nodes(example.client.app).nodes.values(), example.client.app)
     strategy = Unlearn(lambda: FedAvg(min_available_nodes=3), None, [LEAVER], wait=0, ledger=None)
     with pytest.raises(Refused, match="waits for 3 nodes, but without the leaver 2 are connected"):
-        strategy.start(grid, trained(example, 1), num_rounds=3)
+        strategy.start(grid, trained(example), num_rounds=3)
     assert strategy.arrays is not None and len(grid.asked(1001, "train")) == 1
 
 
@@ -384,7 +395,7 @@ def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example:
 
 
 def test_in_a_later_run_with_other_node_ids_the_leaver_is_found_by_its_partition(example: Any) -> None:
-    arrays = trained(example, 1)
+    arrays = trained(example)
     grid = nodes(example.client.app, first=77000)
     strategy = Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4), ledger=None)
     strategy.start(grid, arrays, num_rounds=2)
@@ -425,7 +436,7 @@ def test_an_exclusion_that_matches_nobody_is_an_error_before_the_first_message(w
     grid.names = {LEAVER: "north"}
     exclude, sentence = NOBODY[who]
     with pytest.raises(UnfedError, match=sentence):
-        Unlearn(FedAvg, None, exclude, wait=0, ledger=None).start(grid, trained(example, 1), num_rounds=1)
+        Unlearn(FedAvg, None, exclude, wait=0, ledger=None).start(grid, trained(example), num_rounds=1)
     assert all(m.metadata.message_type == "query.unfed" for m in grid.sent)
 
 
@@ -433,7 +444,7 @@ def test_a_leaver_that_is_gone_need_not_be_there_and_stays_out_if_it_comes_back(
     grid = nodes(example.client.app)
     away = grid.nodes.pop(LEAVER)
     strategy = Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), gone=True, wait=0, ledger=None)
-    strategy.start(grid, trained(example, 1), num_rounds=1)
+    strategy.start(grid, trained(example), num_rounds=1)
     grid.nodes[9] = away
     assert 9 not in SubsetGrid(grid, node_with(partition_id=0, num_partitions=4), gone=True).get_node_ids()
     assert grid.asked(9, "train", "evaluate") == []
@@ -444,7 +455,7 @@ def test_a_client_app_that_cannot_say_who_it_is_is_told_how(example: Any) -> Non
     mute.train()(example.client.train)
     with pytest.raises(UnfedError, match=r"4 of 4 connected nodes might be it.* make that with introduce\("):
         Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0, ledger=None).start(
-            nodes(mute), trained(example, 1), num_rounds=1
+            nodes(mute), trained(example), num_rounds=1
         )
     with pytest.raises(UnfedError, match="node_with takes client, client_name, partition_id, not colour"):
         node_with(colour="red")
@@ -496,7 +507,7 @@ def test_a_strategy_with_its_own_start_is_refused(example: Any) -> None:
             raise AssertionError
 
     with pytest.raises(UnfedError, match="Own has a start\\(\\) of its own"):
-        Unlearn(Own, None, [LEAVER], ledger=None).start(nodes(example.client.app), trained(example, 1), num_rounds=1)
+        Unlearn(Own, None, [LEAVER], ledger=None).start(nodes(example.client.app), trained(example), num_rounds=1)
 
 
 def test_a_tied_weight_is_negated_under_all_its_names() -> None:
@@ -516,7 +527,8 @@ def test_a_tied_weight_is_negated_under_all_its_names() -> None:
         negate(model, ["one.weight"])({"x": torch.zeros(1)})
 
 
-def test_the_example_forgets_in_five_lines(example: Any, tmp_path: Path) -> None:
+def test_the_example_forgets_in_five_lines(example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example.task, "load_digits", load_digits)  # enough to learn from
     before, after = ((EXAMPLE / "digits" / f"{name}.py").read_text().splitlines() for name in ("before", "after"))
     new = [line for line in after if line.rstrip().endswith("# new")]
     assert len(new) == 5

@@ -103,10 +103,13 @@ def types(home: Path) -> list[str]:
 
 @pytest.fixture
 def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Gives a command in this process: exit code, stdout, stderr."""
+    """Gives a command in this process, but only `report` writes a report: exit code, stdout, stderr."""
 
     def give(*words: object) -> tuple[int, str, str]:
-        return called([*map(str, words)], monkeypatch, capsys)
+        with pytest.MonkeyPatch.context() as patched:
+            if words[0] != "report":
+                patched.setattr("unfed.api.write_report", lambda run: run.folder.path / "report.html")
+            return called([*map(str, words)], monkeypatch, capsys)
 
     return give
 
