@@ -452,7 +452,7 @@ def test_a_difference_whose_interval_holds_none_tells_nothing() -> None:
 
 def test_tests_share_their_level() -> None:
     assert pytest.approx(0.05) == TESTS * LEVEL
-    assert not shown(0.1, 0.05, 0.2, p=0.013).told and shown(0.1, 0.05, 0.2, p=0.012).told
+    assert not shown(0.1, 0.05, 0.2, p=0.013).counts and shown(0.1, 0.05, 0.2, p=0.012).counts
 
 
 # --- early-stopped, leaky, alike --------------------------------------------------------------------------------------

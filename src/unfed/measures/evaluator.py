@@ -253,7 +253,7 @@ class Evaluator:
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
         deleted, purged = [r for r in requests if r.deleted], [r for r in requests if r.purged]
-        if away := [*deleted, *purged]:  # what its owners have deleted, no one can score; what was purged, no one may
+        if away := [*deleted, *purged]:  # deleted rows cannot be scored, purged ones must not be
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
         own = self._taken_out(scoped)
@@ -335,7 +335,7 @@ class Evaluator:
         return too_few(len(rows)) or self._score(params, rows)
 
     def _planted(self, rows: Tensor) -> bool:
-        """Whether someone stamped one of these rows."""
+        """Whether one of these rows carries a trigger."""
         flags = self._source.stamped if isinstance(self._source, TensorSource) else None
         return flags is not None and bool(flags[rows.to(flags.device)].any())
 

@@ -35,12 +35,10 @@ from unfed.values import as_json
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
-Told = Callable[[str], object]
+Say = Callable[[str], object]
 
 
-def make(
-    items: Sequence[Item], scale: str, out: str | Path, shown: Shown, told: Told, sets: Sequence[str] = ()
-) -> Path:
+def make(items: Sequence[Item], scale: str, out: str | Path, shown: Shown, say: Say, sets: Sequence[str] = ()) -> Path:
     """Make these items, and the page that shows them with whatever was made here before.
 
     After an interruption it goes on where it was.
@@ -51,10 +49,10 @@ def make(
     for item in items:  # before the first run: what cannot be made of a fresh model cannot be made after hours either
         views.VIEWS[item.view].rehearse(item, _runs(item, scale, folder, sets))
     for item in items:
-        told(f"{item.heading}: {item.title}")
+        say(f"{item.heading}: {item.title}")
         runs = _runs(item, scale, folder, sets)
         for run in runs.values():
-            _take_trained(run, scale, folder, sets, told)
+            _take_trained(run, scale, folder, sets, say)
             with shown(run) as watch:
                 run.execute(watch)
         done[item.id], why = _section(item, runs)
@@ -102,7 +100,7 @@ def refuse_revised(run: Run, labels: Iterable[str]) -> None:
         )
 
 
-def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told: Told) -> None:
+def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], say: Say) -> None:
     """θ* from another run that has trained the same: items that differ in who leaves train once."""
     for one in dict.fromkeys(_place(folder, one) for one in shared(scale, sets).values()):
         if one == run.folder.path or not (one / "run.json").exists():
@@ -110,10 +108,10 @@ def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told:
         try:
             seeds = take_training(run, Run.open(one))
         except UnfedError as error:  # of another item: this one can train for itself
-            told(f"θ* is not taken from {one.name}: {error}")
+            say(f"θ* is not taken from {one.name}: {error}")
         else:
             if seeds:
-                told(f"θ* of {run.folder.path.name} is that of {one.name} (seeds {', '.join(map(str, seeds))})")
+                say(f"θ* of {run.folder.path.name} is that of {one.name} (seeds {', '.join(map(str, seeds))})")
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
@@ -198,8 +196,8 @@ def latex(section: Section) -> str:
 
 
 def numbers(section: Section) -> str:
-    told = json.dumps(as_json(section.data), indent=1, ensure_ascii=False, allow_nan=False)
-    return told + "\n" if section.data else ""
+    found = json.dumps(as_json(section.data), indent=1, ensure_ascii=False, allow_nan=False)
+    return found + "\n" if section.data else ""
 
 
 def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: RunInfo) -> str:

@@ -1,21 +1,10 @@
-"""What the paper shows: one file per table or figure, with the runs behind it at two scales.
+"""The paper's tables and figures: one TOML file each, with the runs behind it at two scales.
 
-    digits    real handwriting, small networks: minutes per item on a laptop; everything is shown at work
+    digits    real handwriting, small networks: minutes per item on a laptop
     paper     the paper's data sets, networks and rounds: a GPU, hours to days
 
-An item names runs by preset and changes; items whose runs differ in their methods alone share one (`shared`). What
-the paper itself reports comes along (`published.csv`), to be read beside ours.
-
-Which runs the items share, so that θ* and Retrain are trained once.
-
-Two runs that differ in nothing but their methods are one run with the methods of both: every method starts from the
-same θ* and draws from its own request's seed, so its numbers do not depend on who else is there. An item runs and shows
-only its own methods. Where two items call different methods by one name, each keeps its own run.
-
-Runs that differ in who leaves are runs of their own, and take θ* over from each other (`studies/same_training.py`):
-
-    θ* depends on    data, partition, poison, model, training, seeds, precision, evaluation, …
-    a run besides    request, unlearning; its methods' hyperparameters
+What the paper itself reports comes along (`published.csv`). Items whose runs differ in their methods alone share one
+run (`shared`); runs that differ in who leaves take θ* over from each other (`studies/same_training.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our value beside the paper's: the difference, and what it means.
+"""Our value beside the paper's: the difference and what it means, and costs in the paper's units.
 
     spread      s = √(s_paper² + s_ours²), both with n − 1; where we have one seed, the paper's stands for ours
     within      |ours − paper| ≤ 2 s                          as close as seeds are among themselves
@@ -6,18 +6,9 @@
     disagrees   neither
     partial     our run had fewer rounds than the paper's: its level says nothing yet
 
-The paper prints the spread over its three seeds divided by n (found from its MIA column): it is multiplied by
-√(3/2) = 1.22 before anything is compared. Costs are compared as ratios to Retrain's, in which units cancel.
-
-Costs in the paper's own units, to be read beside its tables and nowhere else.
-
-    bytes there = bytes / 1.048576            the size of a model in MiB was read as megabytes
-    FLOPs there = FLOPs · 9                   the nine clients were counted twice
-                  FLOPs · 9 · 1000            and ViT's billions of multiply-adds were read as trillions
-
-All three were worked out from its columns (`docs/explanation/decisions.md`). Ratios between the methods of a table are
-the same in both units. The table of the unlearning-time bound counts clients once, the centralised one has a unit that
-we do not know.
+The paper divides its spread by n, so it is multiplied by √(3/2) = 1.22 first. Its bytes are true bytes / 1.048576; its
+FLOPs count nine clients twice (× 9), and ViT's a further × 1,000 (`docs/explanation/decisions.md`). Ratios between the
+methods of a table are the same in both units.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """How far unlearned models stand from Retrains: KLoM, the challenge's score, prediction agreement.
 
-Each is shown beside its yardstick, Retrains against other Retrains at the same number of models.
-
-What an attack looks at: one number per model and row.
+Each is shown beside Retrains against other Retrains. `seen` gives what distances and attacks look at, in float64:
 
     p = softmax(logits)_y                                        the probability of the row's own label
     φ = log p − log(1 − p) = logit_y − log Σ_{c≠y} e^{logit_c}    the margin, which is near normal over models
-
-`logits` is [models, rows, classes], `labels` [rows]; the answers are [models, rows], in float64.
 """
 
 from __future__ import annotations

@@ -1,27 +1,15 @@
-"""How well scores tell two kinds of model apart, and how sure that is.
+"""How well scores tell two kinds of model apart: ROC, intervals, permutation tests.
+
+Scores are [models, rows], the same rows on both sides.
 
     TPR(t), FPR(t)   share of scores above t among unlearned models, among Retrains
     AUC              P(score_u > score_r) + ½ P(score_u = score_r)                       ½: cannot tell
     TPR at FPR f     the largest TPR(t) with FPR(t) ≤ f                                   f: cannot tell
-    worst slice      the largest AUC over groups of rows (one per label)
 
-Scores are [models, rows], the same rows on both sides. Weights are counts: drawing a model twice counts it twice, so a
-bootstrap sorts once and weighs often. A TPR at f is one score's business when there are fewer than 1/f scores of
-Retrains: then it is not given, and how many models it takes is said.
-
-Models are drawn with replacement on each side, and rows once for both sides, because the same rows stand on both: a
-two-way bootstrap, which takes the rows of one model as dependent on each other, and so the models of one row.
-
-    interval = the 2.5 % and 97.5 % quantiles of the statistic over the draws
-
-Of n models n − 1 are drawn, because n of few would make an interval too narrow by √((n − 1)/n). Of one number per model
-few still make it too narrow (four fifths of the intervals of three hold the truth, not 95 %), so the difference of two
-means has Welch's interval: d ± t · √(s_u²/n + s_r²/m).
-
-A permutation test asks the other question: were the two kinds of model one kind, how often would so large a value be
-seen? Which models are called unlearned is drawn; p = (1 + draws at least as large) / (1 + draws). Where there are
-few ways to part the models each is taken once, and p is exact. It takes the rows as given, and models that differ on
-all rows are not of one kind, so `difference` asks the bootstrap too, and gives the larger p.
+Intervals are the 2.5 % and 97.5 % quantiles over a two-way bootstrap: models are drawn with replacement on each side (n
+− 1 of n, because n of few make it too narrow), and rows once for both sides. The difference of two means of one number
+per model has Welch's interval instead. A permutation test asks how often so large a value would be seen if both kinds
+of model were one: p = (1 + draws at least as large) / (1 + draws).
 """
 
 from __future__ import annotations
@@ -235,11 +223,9 @@ def permuted(
     draws: int = PERMUTATIONS,
 ) -> float:
     """p of the statistic being so large if the models of both tables were of one kind."""
-    everybody, n = np.concatenate([first, second]), len(first)
+    both, n = np.concatenate([first, second]), len(first)
     generator, here = np.random.default_rng(rng.key("population", "permutation", seed)), statistic(first, second)
-    return _p(
-        statistic(everybody[ours], everybody[~ours]) >= here for ours in _parted(len(everybody), n, generator, draws)
-    )
+    return _p(statistic(both[ours], both[~ours]) >= here for ours in _parted(len(both), n, generator, draws))
 
 
 def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERMUTATIONS) -> float:
@@ -247,15 +233,15 @@ def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERM
 
     The same as `permuted`, but all scores are sorted once.
     """
-    everybody, n = np.concatenate([unlearned, retrained]), len(unlearned)
-    curve, generator = Roc(everybody, everybody), np.random.default_rng(rng.key("population", "auc", seed))
+    both, n = np.concatenate([unlearned, retrained]), len(unlearned)
+    curve, generator = Roc(both, both), np.random.default_rng(rng.key("population", "auc", seed))
 
     def far(chosen: NDArray[np.bool_]) -> float:
         mask = chosen.astype(np.float64)
         return abs(area(curve.rates((mask, 1 - mask))) - 0.5)
 
-    here = far(np.arange(len(everybody)) < n)
-    return _p(far(ours) >= here - 1e-12 for ours in _parted(len(everybody), n, generator, draws))
+    here = far(np.arange(len(both)) < n)
+    return _p(far(ours) >= here - 1e-12 for ours in _parted(len(both), n, generator, draws))
 
 
 def _apart(first: NDArray[Any], second: NDArray[Any]) -> float:

@@ -1,30 +1,10 @@
-"""How sure are we? A population of models, judged kind by kind, beside Retrain against Retrain.
+"""How sure are we? A population of models, judged method by method, beside Retrain against Retrain.
 
     first half    what attacks are fitted on, and what distances are taken to
     second half   who is judged
 
-Attacks try to tell a method's judged models from the judged Retrains; KLoM, the challenge's score and agreement compare
-them with the Retrains of the first half. Two questions get a verdict. Remembers? Forgotten rows beside held-out rows of
-the same model, against Retrains stopped where the method stands on held-out rows. Unfinished? Held-out rows, against
-Retrains at their last round. The yardstick is Retrain treated as if it were a method: its second half against its first
-for the distances, at the same N; four quarters for the attacks, which need four groups of models.
-
-Does a method's model remember, and is it unfinished? Two answers, with what was measured.
-
-A method's models differ from Retrains for two reasons. They may treat forgotten rows unlike rows that no model saw, or
-they may not have recovered, which shows on any rows.
-
-    remembers    forgotten rows stand higher, or lower, among held-out rows than they do in Retrains that were stopped
-                 where they read held-out rows as the method does
-    unfinished   held-out rows themselves are read less often, or less surely, than by Retrains at their last round;
-                 "further" where it is more
-
-A difference counts if it is rare among models of one kind (a permutation test), and other models and rows would hardly
-have given none (an interval at the test's level). The tests share 5 % between them. Without such a difference:
-
-    none, finished   every difference that matters is ruled out (the far end of the 95 % intervals): the bound is said
-    undecided        a difference that matters could have gone unseen; how many models it takes is said. Up to 9 models
-                     of each kind can be parted in too few ways for any test to fall below its share of 5 %
+Two questions get a verdict (`verdict`): does a method's model remember, and is it unfinished? The yardstick is Retrain
+treated as a method: its second half against its first for the distances, four quarters for the attacks.
 """
 
 from __future__ import annotations
@@ -101,7 +81,7 @@ class Difference:
     unit: str = " AUC"
 
     @property
-    def told(self) -> bool:
+    def counts(self) -> bool:
         return self.p < LEVEL and not self.difference.low <= 0 <= self.difference.high
 
     @property
@@ -125,7 +105,19 @@ class VerdictAnswer:
 
 
 def verdict(question: Question, title: str, models: int, tests: Sequence[Difference], aside: str = "") -> VerdictAnswer:
-    """What can be said of a method, over `models` of each kind; `aside` ends the sentence."""
+    """What can be said of a method, over `models` of each kind; `aside` ends the sentence.
+
+        remembers    forgotten rows stand higher, or lower, among held-out rows than in Retrains that were stopped where
+                     they read held-out rows as the method does
+        unfinished   held-out rows are read less often, or less surely, than by Retrains at their last round; "further"
+                     where it is more
+
+    A difference counts if it is rare among models of one kind (a permutation test) and an interval at the test's level
+    leaves out 0. The tests share 5 %. Without such a difference:
+
+        none, finished   every difference that matters is ruled out (the far ends of the 95 % intervals)
+        undecided        one that matters could have gone unseen; how many models it takes is said
+    """
     bound = max(test.far for test in tests if test.matters == MATTERS)
 
     def answer(key: str, rest: str) -> VerdictAnswer:
@@ -139,10 +131,10 @@ def verdict(question: Question, title: str, models: int, tests: Sequence[Differe
             f" at N = {models}: {half} judged models of each kind can be parted in only {_ways(half)} ways. It takes"
             f" {fewest(LEVEL)} models, better 32.",
         )
-    told = [test for test in tests if test.told]
-    if told:
-        said = told if question == "remembers" else tests  # accuracy belongs to the second answer in any case
-        return answer("more" if told[0].more else "less", f" ({'; '.join(test.words for test in said)}).")
+    found = [test for test in tests if test.counts]
+    if found:
+        said = found if question == "remembers" else tests  # accuracy belongs to the second answer in any case
+        return answer("more" if found[0].more else "less", f" ({'; '.join(test.words for test in said)}).")
     measured = "; ".join(test.words for test in tests)
     if all(test.far <= test.matters for test in tests):
         bounds = listed((test.bound for test in tests), last="and")
@@ -390,12 +382,12 @@ class Judge:
         surer = bool(judged.phi_test.mean() > retrained.phi_test.mean())
         right, own = (100 * float(side.right.mean()) for side in (judged, retrained))
         words = f"test {right:.1f} %, Retrain {own:.1f} %; 95 % {points.low:+.1f} to {points.high:+.1f} points"
-        told = f"U-LiRA on held-out rows AUC {area.value:.3f}, 95 % {area.low:.3f} to {area.high:.3f}"
-        told += f", {'surer' if surer else 'less sure'} than Retrain"
+        surely = f"U-LiRA on held-out rows AUC {area.value:.3f}, 95 % {area.low:.3f} to {area.high:.3f}"
+        surely += f", {'surer' if surer else 'less sure'} than Retrain"
         from_half = Interval(area.value - 0.5, area.low - 0.5, area.high - 0.5)
         tests = [
             Difference(words, points, p, points.value > 0, POINTS_MATTER, " points"),
-            Difference(told, from_half, rare, surer),
+            Difference(surely, from_half, rare, surer),
         ]
         return {"test": points.to_json() | {"p": p}, "u-lira": area.to_json() | {"p": rare}}, tests
 

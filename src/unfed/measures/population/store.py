@@ -8,7 +8,7 @@
 
 A kind is `before` (θ*, trained on everything), or a method's label: `retrain`, `not`, … Groups are `forget` (D_u),
 `retain` (a fixed draw from D_r), `test` (held out), and `backdoor` (stamped test rows, labelled with the attacker's
-class) where someone planted one. Row i of a group is the same row in every model, and model i of every kind was
+class) where a backdoor was planted. Row i of a group is the same row in every model, and model i of every kind was
 trained under the same seed. Everything that is asked of a population is computed from logits; of the models only θ* is
 kept.
 """

@@ -1,26 +1,6 @@
-"""flip: what has a public inverse is inverted; no data, no training, no old model.
+"""Attacks without training: take a public perturbation back (flip), raise a class's bias (lift).
 
-    θ_u  ─►  perturb⁻¹(θ_u)          negate ↔ negate,  flip ↔ flip,  rotate-90 ↔ rotate-270,  rotate-180 ↔ rotate-180
-                                     orthogonal, noise: the same draw, made again from the request's seed
-
-Forget, MIA and backdoor of the result say whether the leaver is back. What was drawn at random and thrown away, as
-Sealed does, or keeps nothing (zero, a fresh layer), has no inverse to apply. A draw that follows from the run's seed
-and the request's name was not thrown away: these can be guessed, and an export names the second.
-
-lift: raise the head's bias of a forgotten class as far as the other classes allow.
-
-This needs no training and no row of the class.
-
-    b_c ← b_c + δ_c,   δ_c the largest lift at which the other classes lose at most L points of accuracy, L = 1 and 5
-    back(L) = share of D_u's rows of class c that are read as c under δ_c, over all forgotten classes
-
-A row (x, y) of another class that was right is lost when δ_c > z_y − z_c, and a row of class c is back when
-δ_c > max_{j≠c} z_j − z_c. Of n rows of the other classes k = ⌊L·n / 100⌋ may be lost, so δ_c is the (k+1)-th smallest
-margin z_y − z_c among those that were right. The rows are test rows, or retained ones where there is no test data. Each
-class is lifted by itself. A head without a bias can be given one, so only logits are needed.
-
-A method that keeps the old head hides a class behind one number. Retrain never learned the class, yet some of its rows
-come back there too: only what is above Retrain's share is memory.
+Retrain meets the same attacks; only what is above its numbers is memory.
 """
 
 from __future__ import annotations
@@ -128,7 +108,14 @@ def flipped(params: Params, choices: Sequence[Choice], inverse: Inverse) -> Para
 
 
 def flip(scene: Scene, params: Params, knowledge: Knowledge) -> dict[str, Any]:
-    """The numbers of the model after the public inverse, or why there is none."""
+    """The numbers of the model after the public inverse, or why there is none.
+
+        θ_u  ─►  perturb⁻¹(θ_u)      negate ↔ negate,  flip ↔ flip,  rotate-90 ↔ rotate-270,  rotate-180 ↔ rotate-180
+                                     orthogonal, noise: the same draw, made again from the request's seed
+
+    What was drawn at random and thrown away, as Sealed does, or keeps nothing (zero, a fresh layer), has no inverse. A
+    draw that follows from the run's seed and the request's name was not thrown away: both can be guessed.
+    """
     if knowledge.inverse is None:
         return {"layers": [], "reason": knowledge.no_inverse}
     back = flipped(params, knowledge.choices, knowledge.inverse)
@@ -165,7 +152,15 @@ def lift(
 ) -> dict[str, Any]:
     """The share of the forgotten classes' rows that come back at each allowed loss, in percent.
 
-    `read` gives other logits of a view than the model's own.
+        b_c ← b_c + δ_c,   δ_c the largest lift at which the other classes lose at most L points, L = 1 and 5
+        back(L) = share of D_u's rows of class c that are read as c under δ_c, over all forgotten classes
+
+    A row (x, y) of another class that was right is lost when δ_c > z_y − z_c, and a row of class c is back when
+    δ_c > max_{j≠c} z_j − z_c. Of n rows k = ⌊L·n / 100⌋ may be lost, so δ_c is the (k+1)-th smallest margin z_y − z_c
+    of those that were right. The rows are test rows, or retained ones where there is no test data. Each class is lifted
+    by itself. `read` gives other logits of a view than the model's own.
+
+    A method that keeps the old head hides a class behind one number.
     """
     read = read or partial(scene.logits, params)
     if not scene.classes:

@@ -1,53 +1,7 @@
-"""Realign: turn layers back or draw them afresh, and fit them on a few retained rows.
+"""Attacks that train a published model again: realign, resurface, relearn, triggers.
 
-Does the leaver return?
-
-    for S in single layers, all perturbed layers, all hidden layers:
-        θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows at rate η, the rest frozen;     look
-    and the mixing matrices of `unmixing`, from one start or several
-
-    result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
-
-Where no fitted model is usable, the fits were too short, too fast or on too few rows, and say nothing of a longer one.
-
-The attacker has the published model and n retained rows; the judge has the test set. Every model of a comparison meets
-the same grid under the same budget, Retrain too: what Retrain's layers give away is what anybody's would.
-
-The attack on a sealed model itself: find the mixing again.
-
-    min over M_ℓ of   mean CE(θ with M_ℓ·W_ℓ in all hidden layers; n retained rows)  +  λ Σ_ℓ ‖M_ℓ M_ℓᵀ − I‖² / rows
-
-If W_ℓ = Q_ℓ·W*_ℓ and recovery moved little, then M_ℓ = Q_ℓᵀ gives θ* back, leaver and all. Q is orthogonal, so M is
-kept near the orthogonal matrices; the draw is unknown, so the fit starts again several times: from the identity, then
-from random rotations. `side` says whether the output or the input channels are mixed.
-
-resurface: some more passes over retained data alone; does what was forgotten come up again?
-
-    θ⁰ = θ_u,     θ^{t+1} = one pass of SGD over D_r (no forgotten row),     Forget(θ⁰), …, Forget(θᴺ)
-
-After several approximate methods fine-tuning on the retain set alone brought forget accuracy from about 50 to 100 %,
-while Retrain stayed (arXiv 2505.22310). The number is the rise: max over t of Forget(θᵗ) − Forget(θ⁰).
-
-relearn: how few forgotten rows bring the rest of them back?
-
-    k ∈ {0, 1, 5, 10, 50, 100} rows of D_u mixed into retained rows, low rate, R passes;   Forget_k(t), t = 0 … R
-    rounds(k) = the first t with Forget_k(t) ≥ Forget(θ*) − 5 points
-    area(k)   = mean over t of Forget_k(t), by trapezes:   1/R Σ_t (Forget_k(t) + Forget_k(t+1)) / 2
-
-A model that never knew D_u must learn it; one that only hid it remembers. Forget is taken over all of D_u, for every
-model alike, so only the distance to Retrain's area says anything: above 0 the model remembers.
-
-triggers: teach a planted backdoor again with stamped retained rows; how fast does it return?
-
-    5 retained rows of other classes, stamped and labelled as the target, and 15 clean retained rows; 20 steps on all
-    works(t) = success of the planted trigger on test rows  −  clean test rows of other classes read as the target
-    own     the rows carry a trigger of the attacker's: a bright square in a corner, the best of the four
-    known   the rows carry the planted trigger: the strong case
-    gained  works(20) − works(0) with ten rows that carry it and ten clean ones
-
-No row of the leaver is used. A model that never met the backdoor must learn it from five rows; one that only hid it
-remembers. Clean rows that are read as the target are taken off, since a model that says "target" to everything has
-no backdoor. Retrain and θ* meet the same rows, steps and rate.
+Each fits some of its tensors on a few rows and looks at what returns. Every model of a comparison meets the same fits,
+Retrain too: what Retrain gives away as well is no memory. The equations stand at the functions.
 """
 
 from __future__ import annotations
@@ -94,7 +48,14 @@ def channels(weight: Tensor, side: str) -> int:
 
 
 def unmixing(template: Template, names: Sequence[str], side: str, stack: bool = False) -> Problem:
-    """The fit of one matrix per layer, in place of the layer's own weights."""
+    """The attack on a sealed model: fit one matrix per layer that takes the mixing back.
+
+        min over M_ℓ of   mean CE(θ with M_ℓ·W_ℓ in all hidden layers; n retained rows)  +  λ Σ_ℓ ‖M_ℓ M_ℓᵀ − I‖² / rows
+
+    If W_ℓ = Q_ℓ·W*_ℓ and recovery moved little, M_ℓ = Q_ℓᵀ gives θ* back, leaver and all. Q is orthogonal and unknown,
+    so M is kept near the orthogonal matrices and the fit starts from the identity and from random rotations. `side`
+    says whether the output or the input channels are mixed.
+    """
 
     def build(start: Params, free: Params) -> Params:
         return start | {name: mixed(start[name], free[name], side) for name in names}
@@ -170,7 +131,17 @@ class Try:
 
 
 def realign(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid = Grid()) -> dict[str, Any]:  # noqa: B008
-    """The worst that a grid of attacks brings back among usable models, with all that was tried."""
+    """Turn layers back or draw them afresh, and fit them on a few retained rows.
+
+        for S in single layers, all perturbed layers, all hidden layers:
+            θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows at rate η, the rest frozen;     look
+        and the mixing matrices of `unmixing`
+
+        result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
+
+    The attacker has the published model and n retained rows, the judge the test set. Where no fitted model is usable,
+    the fits were too short, too fast or on too few rows, and say nothing of a longer one.
+    """
     published = scene.quick(params)["test"]
     tries = list(attempts(scene, params, knowledge, grid))
     return judged(tries, published) | {"tried": len(tries), "tries": [one.to_json() for one in tries]}
@@ -269,9 +240,12 @@ def rounds_of(count: int, batch: int, rounds: int) -> tuple[int, ...]:
 
 
 def resurface(scene: Scene, params: Params, lr: float, rounds: int = 10, batch: int = 64) -> dict[str, Any]:
-    """Forget and backdoor accuracy after every further pass over D_r.
+    """Train on retained data alone: how far do Forget and backdoor rise after each further pass?
 
-    It also says how far they rise above where they began.
+        θ⁰ = θ_u,     θ^{t+1} = one pass of SGD over D_r,     Forget(θ⁰), …, Forget(θᴺ)
+
+    After several approximate methods this brought forget accuracy from about 50 to 100 %, while Retrain stayed
+    (arXiv 2505.22310). The rise is max over t of Forget(θᵗ) − Forget(θ⁰).
     """
     seed = rng.key(scene.seed, "undo", "resurface")
     budget = Budget(rounds_of(len(scene.retain), batch, rounds), Optimiser(lr=lr), batch, seed)
@@ -320,7 +294,15 @@ def relearn(
     rounds: int = 10,
     batch: int = 64,
 ) -> dict[str, Any]:
-    """Curves, rounds and areas by the number of forgotten rows mixed in. `was` is Forget of θ*."""
+    """Mix a few forgotten rows into retained ones: how fast do the rest of them return?
+
+        k ∈ {0, 1, 5, 10, 50, 100} rows of D_u mixed in, low rate, R passes;   Forget_k(t), t = 0 … R
+        rounds(k) = the first t with Forget_k(t) ≥ Forget(θ*) − 5 points
+        area(k)   = mean over t of Forget_k(t), by trapezes:   1/R Σ_t (Forget_k(t) + Forget_k(t+1)) / 2
+
+    A model that never knew D_u must learn it; one that only hid it remembers. Forget is taken over all of D_u, so only
+    the distance to Retrain's area says anything. `was` is Forget of θ*.
+    """
     if len(scene.forget) == 0:
         return {"area": NO_FORGET, "reason": NO_FORGET}
     seed = rng.key(scene.seed, "undo", "relearn")
@@ -364,7 +346,17 @@ def works(scene: Scene, params: Params, clean: View, target: int) -> float:
 
 
 def triggers(scene: Scene, params: Params, lr: float) -> dict[str, Any]:
-    """How far the planted backdoor works after each number of steps, for both attackers."""
+    """Teach a planted backdoor again with stamped retained rows, and see how fast it returns.
+
+        5 retained rows of other classes, stamped and labelled as the target, and 15 clean retained rows; 20 steps
+        works(t) = success of the planted trigger on test rows  −  clean test rows of other classes read as the target
+        own     the rows carry a trigger of the attacker's: a bright square in a corner, the best of the four
+        known   the rows carry the planted trigger: the strong case
+        gained  works(20) − works(0) with ten rows that carry it and ten clean ones
+
+    No row of the leaver is used. Clean rows read as the target are taken off, because a model that says "target" to
+    everything has no backdoor.
+    """
     planted, source = scene.backdoor, scene.retain.source
     if planted is None or scene.test is None:
         return {"reason": NOTHING_PLANTED if planted is None else NO_TEST}

@@ -1,23 +1,7 @@
-"""What an attacker and a judge look at: rows, and the numbers of a model on them.
-
-    Retain, Forget, Test      accuracy in percent on D_r, on D_u, on test data
-    MIA                       membership inference, D_u against test
-    backdoor                  share of stamped test images of other classes that are read as the target class
+"""What attacks look at (`Scene`), and how they fit a few tensors of a model on a few rows (`fit`).
 
 A scene is a functional model and views of data, nothing else: the same measurements run on a laptop, on CUDA, and over
-a population of models. Whatever cannot be measured says why.
-
-Fit a few tensors of a model on a few rows: what realign, resurface and relearn have in common.
-
-    z ← z − η · direction(∇_z [ mean CE(θ(z); batch) + penalty(z) ])           θ(z) = build(start, z)
-
-z are some of the model's own tensors, or matrices that are multiplied into them; all else is frozen. A network with
-batch statistics is fitted with them (the running ones follow), every other in eval mode, and all in the precision in
-which they were trained. Batches are cut from one endless sequence of shuffled passes, so every task of a grid takes the
-same number of equally large steps.
-
-`one` is the readable reference. `stacked` takes the tasks of a grid as one stack, tensors and rows alike, and is equal
-to it; on a GPU that is the difference between minutes and seconds.
+a population of models. What cannot be measured says why.
 """
 
 from __future__ import annotations
@@ -215,7 +199,14 @@ class Problem:
 
 
 def fit(problem: Problem, tasks: Sequence[FitTask], pool: Pool, budget: Budget) -> Looks:
-    """(steps, the models of all tasks) at every stop, by whichever way suits the network."""
+    """(steps, the models of all tasks) at every stop, by whichever way suits the network.
+
+        z ← z − η · direction(∇_z [ mean CE(θ(z); batch) + penalty(z) ])           θ(z) = build(start, z)
+
+    z are some of the model's own tensors, or matrices that are multiplied into them; all else is frozen. Networks with
+    batch statistics are fitted with them, others in eval mode. `one` is the readable reference; `stacked` takes all
+    tasks as one stack and is equal to it, on a GPU in seconds instead of minutes.
+    """
     numbers = len(tasks) * sum(t.numel() for t in tasks[0].start.values())
     alike = len({min(budget.batch, len(task.rows)) for task in tasks}) == 1  # fewer rows than a batch: all of them
     way = stacked if problem.stack and len(tasks) > 1 and alike and numbers <= STACKED_NUMBERS else one_by_one

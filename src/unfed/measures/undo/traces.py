@@ -1,31 +1,6 @@
-"""inside: what a model's features still carry, whatever its own head says.
+"""Traces of the old model: in features (inside), distances (path) and updates (difference).
 
-    stitch    A = argmin ‖[f, 1]·A − f_*‖² + λ‖A‖² on retained rows;   logits = [f, 1]·A·W_*ᵀ + b_*
-    graft     logits = f·W_*ᵀ + b_*                     θ*'s head on the features as they are
-    trigger   a linear detector of the planted trigger, fitted on stamped and clean retained rows: its AUC on test rows
-    probe     softmax regression on retained rows and k rows of each class that left: share of its other rows read right
-
-f are the published features, f_*, W_*, b_* features and head of θ*. λ is a thousandth of the mean square of a column
-of [f, 1], times the rows. Where a class left, its row of θ*'s head is lifted too (`flip.py`). Stitch and graft are an
-insider's: every client that took part has θ*. A model that forgets in its outputs alone is found out here; Retrain
-shows what features that never met the data give away.
-
-path: how far two models lie apart, and what stands between them.
-
-    relative L2   ‖θ − φ‖ / ‖φ‖            cosine   ⟨θ, φ⟩ / (‖θ‖ ‖φ‖)            over the trainable tensors
-    peak          max over t of L_{D_r}((1 − t)·θ + t·φ)  −  max(L_{D_r}(θ), L_{D_r}(φ)),   21 points, at least 0
-
-From θ_u to θ*, to perturb(θ*), to Retrain. Short distances and a line without a peak say that the old model is still
-in sight (linear mode connectivity).
-
-difference: what the models before and after a request give away together.
-
-    cos(θ_u − θ*, ∇L_{D_u}(θ*))          cos(θ_u − perturb(θ*), ∇L_{D_u}(θ*))
-    h_c ∝ s_c − min s,       s_c = −(Σ_j ΔW_cj + Δb_c),      ΔW, Δb = the head of θ_u minus that of θ*
-
-A row of label c pulls row c of the head up while it is learnt (∂CE/∂W_c = (p_c − [y = c])·h with features h ≥ 0), so
-what left is what sank: h is a guess at the label histogram of D_u, judged by its total variation distance from the true
-one, beside that of a guess of equal shares. No image is inverted. For operators: never publish both models.
+All compare a model with θ*, and Retrain stands beside it. The equations stand at the functions.
 """
 
 from __future__ import annotations
@@ -80,7 +55,13 @@ def peak(loss: Callable[[Params], float], a: Params, b: Params, points: int = PO
 
 
 def path(scene: Scene, params: Params, other: Params) -> dict[str, float | list[float]]:
-    """Distance, angle and peak between two models."""
+    """Distance, angle and peak between two models.
+
+        relative L2   ‖θ − φ‖ / ‖φ‖          cosine   ⟨θ, φ⟩ / (‖θ‖ ‖φ‖)          over the trainable tensors
+        peak          max over t of L_{D_r}((1 − t)·θ + t·φ)  −  max(L_{D_r}(θ), L_{D_r}(φ)),   21 points, at least 0
+
+    A short distance and a line without a peak say that the old model is still in sight (linear mode connectivity).
+    """
     names = scene.template.trainable
     ours, theirs = ({name: p[name] for name in names} for p in (params, other))
     gone = minus(ours, theirs, names)
@@ -117,7 +98,15 @@ def variation(a: Tensor, b: Tensor) -> float:
 
 
 def difference(scene: Scene, params: Params, before: Params, perturbed: Params | str) -> dict[str, Any]:
-    """Cosines with the leaver's gradient, and the label histogram read from the head."""
+    """Cosines with the leaver's gradient, and the label histogram read from the head.
+
+        cos(θ_u − θ*, ∇L_{D_u}(θ*))          cos(θ_u − perturb(θ*), ∇L_{D_u}(θ*))
+        h_c ∝ s_c − min s,       s_c = −(Σ_j ΔW_cj + Δb_c),      ΔW, Δb = the head of θ_u minus that of θ*
+
+    A row of label c pulls row c of the head up while it is learnt, so what left is what sank: h guesses the labels of
+    D_u, judged by its total variation distance from the truth beside that of equal shares. Operators: never publish
+    both models.
+    """
     if len(scene.forget) == 0:
         return {"cosine": NO_FORGET, "cosine_perturbed": NO_FORGET, "variation": NO_FORGET}
     names = scene.template.trainable
@@ -152,7 +141,17 @@ Read = Callable[[View], tuple[Tensor, Tensor]]
 
 
 def inside(scene: Scene, params: Params, before: Params | str) -> dict[str, Any]:
-    """All four, each with its numbers or the reason why there are none."""
+    """What a model's features still carry, whatever its own head says.
+
+        stitch    A = argmin ‖[f, 1]·A − f_*‖² + λ‖A‖² on retained rows;   logits = [f, 1]·A·W_*ᵀ + b_*
+        graft     logits = f·W_*ᵀ + b_*                     θ*'s head on the features as they are
+        trigger   a linear detector of the planted trigger, fitted on stamped and clean retained rows: AUC on test rows
+        probe     softmax regression on retained rows and k rows of each class that left: its other rows read right
+
+    f are the published features, f_*, W_*, b_* features and head of θ*, which every client that took part has. λ is a
+    thousandth of the mean square of a column of [f, 1], times the rows. Where a class left, its row of θ*'s head is
+    lifted too.
+    """
     few = scene.retain.some(FITTED, rng.key(scene.seed, "undo", "inside"))
     found: dict[str, Any] = {"trigger": trigger(scene, params, few), "probe": probe(scene, params, few)}
     head = head_tensors(scene)

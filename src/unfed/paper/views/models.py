@@ -1,11 +1,7 @@
 """The models that the paper's analyses compare, of a run's first repetition.
 
-Round 0 is where fine-tuning starts.
-
-Models on a method's way, made again from where it started.
-
-A run keeps where its jobs begin and end, not the way. Every draw has an address, so the rounds of FT and NoT are
-repeated as they were, without being evaluated.
+A run keeps where its jobs begin and end, not the way between. Every draw has an address, so `retraced` repeats rounds
+of FT and NoT as they were.
 """
 
 from __future__ import annotations
