@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from test_recorded import transformer
 from unfed.client.batch import Models
-from unfed.engines.compiled import capture, half_precision, handwritten, recorded
+from unfed.engines.compiled import half_precision
 from unfed.model.functional import Template
 from unfed.model.params import params_of
 
@@ -58,17 +57,3 @@ def test_models_beside_a_step_compute_in_its_precision_and_evaluation_in_the_par
     assert torch.equal(teacher(x), logits.float()) and torch.equal(teacher.features(x), features.float())
     assert torch.equal(plain(x), module(x)) and not torch.equal(plain(x), teacher(x))
     assert not plain.training and not teacher.training, "neither draws dropout"
-
-
-@pytest.mark.slow
-def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is rounded before the step's end is what is rounded at its start: nobody writes a weight in between."""
-    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    calls: list[int] = []
-    original = half_precision.rewrite
-    monkeypatch.setattr(half_precision, "rewrite", lambda module: calls.append(original(module)))
-    at_once = transformer(depth=3)
-    assert max(calls) >= half_precision.MANY
-    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(halves=False))
-    for name, value in transformer(depth=3).items():
-        assert torch.equal(at_once[name], value), name

@@ -9,8 +9,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import capture, handwritten, recorded
-from unfed.engines.compiled.transformer import attention, launch
+from unfed.engines.compiled import capture, half_precision, handwritten, recorded
+from unfed.engines.compiled.transformer import attention, gelu, launch
 from unfed.model.calling import attend, computed_by
 from worlds import noting
 
@@ -114,13 +114,17 @@ def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
 
 @pytest.mark.slow
 @pytest.mark.own_process
-def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transformer_trains_alike_without_each_hand_written_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rounded at a step's start is what is rounded before its end, to the bit: no weight is written between."""
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    calls: list[Tensor] = []
-    forward = attention.forward
-    monkeypatch.setattr(attention, "forward", noting(calls, forward))
-    ours = transformer(width=32, heads=2)
-    assert calls
-    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(attention=False))
-    for name, value in transformer(width=32, heads=2).items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=5e-4)
+    monkeypatch.setattr(half_precision, "MANY", 4)
+    attended, gelus, halves = list[Tensor](), list[int](), list[int]()
+    monkeypatch.setattr(attention, "forward", noting(attended, attention.forward))
+    for part, calls in ((gelu, gelus), (half_precision, halves)):
+        monkeypatch.setattr(part, "rewrite", lambda m, calls=calls, own=part.rewrite: calls.append(own(m)))  # type: ignore[misc]
+    ours = transformer(width=32, heads=2, depth=1)
+    assert attended and max(gelus) > 0 and max(halves) >= 4
+    for name, rtol, atol in (("gelu", 1e-4, 1e-5), ("attention", 1e-2, 5e-4), ("halves", 0, 0)):
+        monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(**{name: False}))
+        for tensor, value in transformer(width=32, heads=2, depth=1).items():
+            torch.testing.assert_close(ours[tensor], value, rtol=rtol, atol=atol, msg=f"{name}: {tensor}")

@@ -206,7 +206,8 @@ def test_a_head_without_a_gradient_rests_in_every_engine(
     rule: Optimiser, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    clients, (template, params) = federation((12, 12) if compile else (12, 9, 21)), model()
+    network = "mlp" if compile else "cnn-tiny"  # which is recorded in half the time
+    clients, (template, params) = federation((12, 12) if compile else (12, 9, 21)), model(network)
     features, whole = (
         Phase(objective=term("contrast"), batch=8, epochs=2, optimiser=rule),
         Phase(batch=8, optimiser=rule),
@@ -216,18 +217,16 @@ def test_a_head_without_a_gradient_rests_in_every_engine(
     for plan in plans[rule == ADAM :][:1] if compile else plans:
         engines = Sequential(template, clients), Batched(template, clients, compile=compile)
         alone, stacked = (
-            {b.clients[0]: b for b in answers(e, plan, params, clients, {"downgraded": another(2)})} for e in engines
+            {b.clients[0]: b for b in answers(e, plan, params, clients, {"downgraded": another(2, name=network)})}
+            for e in engines
         )
         for name, one in alone.items():
             other = stacked[name]
             for tensor, value in (one.params | (one.optimiser or {})).items():
                 seen = (other.params | (other.optimiser or {}))[tensor]
                 torch.testing.assert_close(seen, value, rtol=DOUBLE, atol=DOUBLE, msg=f"{name} {tensor}")
-            if plan.keep:
-                assert not torch.equal(other.of(0)["head.linear.weight"], params["head.linear.weight"])
-            else:
-                assert torch.equal(other.of(0)["head.linear.weight"], params["head.linear.weight"])
-                assert torch.equal(other.of(0)["head.linear.bias"], params["head.linear.bias"])
+            for tensor in (name for name in params if name.startswith("head.")):
+                assert torch.equal(other.of(0)[tensor], params[tensor]) != plan.keep
 
 
 def test_phases_follow_each_other_with_one_optimiser() -> None:

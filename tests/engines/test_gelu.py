@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from test_recorded import transformer
-from unfed.engines.compiled import capture, handwritten, recorded
 from unfed.engines.compiled.transformer import gelu, launch
 
 HALF = torch.bfloat16
@@ -95,17 +93,3 @@ def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
     module = make_fx(lambda x: backward(net, x), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
     assert gelu.rewrite(module) == 1
     assert "aten.gelu_backward.default" in {str(n.target) for n in module.graph.nodes}
-
-
-@pytest.mark.slow
-@pytest.mark.own_process
-def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
-    calls: list[int] = []
-    original = gelu.rewrite
-    monkeypatch.setattr(gelu, "rewrite", lambda module: calls.append(original(module)))
-    ours = transformer()
-    assert max(calls) > 0
-    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(gelu=False))
-    for name, value in transformer().items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
