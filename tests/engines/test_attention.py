@@ -121,7 +121,7 @@ def test_a_transformer_trains_alike_without_each_hand_written_part(monkeypatch: 
     attended, gelus, halves = list[Tensor](), list[int](), list[int]()
     monkeypatch.setattr(attention, "forward", noting(attended, attention.forward))
     for part, calls in ((gelu, gelus), (half_precision, halves)):
-        monkeypatch.setattr(part, "rewrite", lambda m, calls=calls, own=part.rewrite: calls.append(own(m)))  # type: ignore[misc]
+        monkeypatch.setattr(part, "rewrite", lambda m, calls=calls, own=part.rewrite: calls.append(own(m)))
     ours = transformer(width=32, heads=2, depth=1)
     assert attended and max(gelus) > 0 and max(halves) >= 4
     for name, rtol, atol in (("gelu", 1e-4, 1e-5), ("attention", 1e-2, 5e-4), ("halves", 0, 0)):

@@ -95,7 +95,7 @@ def poisoned(clients: dict[str, ClientData]) -> dict[str, ClientData]:
 
 def test_a_poisoned_client_is_the_same_replayed_by_a_step_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """A constant on the host ends the compiler on CUDA, and no graph could read it there."""
-    seen, ready = list[Any](), recorded.ready
+    seen, ready = list[Any](), capture.ready
 
     def look(module: Any, *arguments: Any) -> Any:
         seen.append(module)

@@ -32,7 +32,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     PyTorch 2.13's compiler turns add(mm, b, alpha=f) into a product that adds b itself: decay 5e-4 becomes 1.
     """
-    sums, ready = list[dict[str, Any]](), recorded.ready
+    sums, ready = list[dict[str, Any]](), capture.ready
 
     def look(module: Any, *arguments: Any) -> Any:
         kinds = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)

@@ -349,9 +349,10 @@ def test_five_requests_in_a_row_stay_forgotten(five: Path, tmp_path: Path, metho
     run = Run.open(shutil.copytree(five, tmp_path / "run"))
     planted = number(run.lines()[-1]["backdoor"])
     assert planted > 50, "there is something to forget"
+    rounds = {"sealed": 6, "retrain": 5, "led": 15}[method]
     for i, request in enumerate(FIVE[:3] if method == "led" else FIVE):  # its second step makes each request long
-        two_steps = RequestOptions({"teacher_rounds": 6})
-        run.forget(request, method, *((20, None, None, None, two_steps) if method == "led" else (8,)))
+        how = RequestOptions({"teacher_rounds": 5} if method == "led" else {})
+        run.forget(request, method, rounds, how=how)
         line = [x for x in run.lines() if x["request"] == request.id][-1]
         assert number(line["backdoor"]) < planted / 4, f"client 0 is back after request {request.id}"
         assert number(line["test"]) > 60, "and the model is of use"
