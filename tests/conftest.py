@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import gc
@@ -87,32 +86,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> object:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test that draws without a seed draws the same numbers wherever it stands in the order."""
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
-    with on_this_flower():
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> object:
-    with on_this_flower():
-        return (yield)
-
-
-@contextlib.contextmanager
-def on_this_flower() -> Iterator[None]:
-    """Skip a test of unfed's own app where the installed Flower is too old for it, and says so."""
-    try:
-        yield
-    except Exception as error:
-        grids = sys.modules.get("flower_grid")
-        if grids is not None and not grids.NAMES and "registered as; install flwr>=" in str(error):
-            pytest.skip("unfed's own app needs Flower 1.38")
-        raise
 
 
 @pytest.fixture(autouse=True)

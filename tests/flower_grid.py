@@ -40,9 +40,6 @@ Reply = Callable[[Message, Message], Message | None]
 
 EVERYTHING = "forget,gradients,samples"
 
-NAMES = "name" in NodeInfo.DESCRIPTOR.fields_by_name
-"""Whether the installed Flower tells a server what its nodes are registered as."""
-
 
 class Clock:
     """The transport's clock, which a grid without processes sets forward instead of waiting for nothing."""
@@ -149,10 +146,6 @@ class InProcessGrid(Grid):
         return [m for m in mine if not kinds or m.metadata.message_type in kinds]
 
 
-if not NAMES:
-    del InProcessGrid.get_nodes  # an older Flower's grid has no such thing
-
-
 def _as_in_a_running_server_app() -> None:
     """Say which run and node this process is; an older Flower does not ask."""
     try:
@@ -169,14 +162,6 @@ class Separate(InProcessGrid):
         copy = Message(deepcopy(message.content), node, message.metadata.message_type)
         copy.metadata.__dict__.update(deepcopy(message.metadata.__dict__))
         return super()._call(node, copy)
-
-
-class Nameless(InProcessGrid):
-    """A grid of an older Flower, which lists node ids alone."""
-
-    @property
-    def get_nodes(self) -> Any:
-        raise AttributeError
 
 
 def echoing() -> ClientApp:

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower_grid import EVERYTHING, NAMES, InProcessGrid, echoing, foreign_grid
+from flower_grid import EVERYTHING, InProcessGrid, echoing, foreign_grid
 from test_flower_app import nodes, values
 from unfed.errors import UnfedError
 from unfed.flower import SubsetGrid, Unlearn, denied, node_with
@@ -137,8 +137,6 @@ def test_single_rows_that_cannot_be_recognised_are_refused_and_not_let_in(tmp_pa
 
 
 def federation(count: int = 4, names: Sequence[str] = (), app: ClientApp | None = None) -> InProcessGrid:
-    if names and not NAMES:
-        pytest.skip("this Flower tells no registered names")
     grid = foreign_grid(count, app)
     grid.names = dict(zip(grid.nodes, names, strict=False))
     return grid

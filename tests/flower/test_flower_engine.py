@@ -241,7 +241,7 @@ def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None
     text = str(question.content.config_records["ask"]["drawn"])
     shard = node_data_of(nodes_of(world).shard, grid.nodes[1000], "0")
     assert_same(server.init("downgraded model"), drawn_models(text, shard.model[1])["downgraded"])
-    with pytest.raises(UnfedError, match="'downgraded' came out other than at the server; install the same versions"):
+    with pytest.raises(UnfedError, match="'downgraded' came out other than at the server; install the same"):
         drawn_models(text, lambda seed: world.fresh(seed + 1))
 
 

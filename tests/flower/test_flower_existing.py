@@ -32,9 +32,9 @@ from flwr.serverapp.strategy import (
 )
 from sklearn.datasets import load_digits
 
-from flower_grid import NAMES, InProcessGrid, Nameless, Reply, foreign_grid
+from flower_grid import InProcessGrid, Reply, foreign_grid
 from unfed.errors import Refused, UnfedError, UnfedWarning
-from unfed.flower import SubsetGrid, Unlearn, denied, introduce_mod, negate, negate_arrays, node_with, registered
+from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, negate_arrays, node_with, registered
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 LEAVER = 1000
@@ -178,10 +178,6 @@ def test_without_a_perturbation_a_saved_round_is_gone_on_with(example: Any) -> N
     assert all(bool((sent[n] == t).all()) for n, t in arrays.to_torch_state_dict().items())
 
 
-named = pytest.mark.skipif(not NAMES, reason="this Flower tells no registered names")
-
-
-@named
 def test_an_excluded_node_is_hidden_and_cannot_be_spoken_to(example: Any) -> None:
     grid = nodes(example.client.app)
     subset = SubsetGrid(grid, [LEAVER])
@@ -198,7 +194,6 @@ def test_an_excluded_node_is_hidden_and_cannot_be_spoken_to(example: Any) -> Non
     assert subset.send_and_receive([]) == []  # a reply of the leaver is not heard
 
 
-@named
 def test_a_leaver_is_found_by_its_registered_name_wherever_it_connects(example: Any) -> None:
     grid = nodes(example.client.app)
     with pytest.raises(UnfedError, match="No connected node has a registered name"):
@@ -208,17 +203,6 @@ def test_a_leaver_is_found_by_its_registered_name_wherever_it_connects(example: 
     assert LEAVER not in subset.get_node_ids()
     grid.nodes[7], grid.names = grid.nodes.pop(LEAVER), {7: "north", 1001: "south"}
     assert 7 not in subset.get_node_ids()
-
-
-def test_an_older_flower_forgets_by_partition_and_says_that_it_knows_no_names(example: Any, tmp_path: Path) -> None:
-    (tmp_path / "list").write_text("3\n")
-    grid = Nameless(nodes(example.client.app).nodes.values(), example.client.app)
-    Unlearn(FedAvg, None, [node_with(partition_id=0, num_partitions=4), denied(tmp_path / "list")], None, wait=0).start(
-        grid, trained(example), num_rounds=1
-    )
-    assert [len(grid.asked(node, "train", "evaluate")) for node in grid.nodes] == [0, 2, 2, 0]
-    with pytest.raises(UnfedError, match="does not tell .* registered as; install flwr>=1.38, or exclude by node_with"):
-        SubsetGrid(grid, registered("north"), wait=0).settle()
 
 
 def spoiling(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Reply:
@@ -430,7 +414,7 @@ NOBODY: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("who", [who for who in NOBODY if NAMES or who != "a misspelt name"])
+@pytest.mark.parametrize("who", list(NOBODY))
 def test_an_exclusion_that_matches_nobody_is_an_error_before_the_first_message(who: str, example: Any) -> None:
     grid = nodes(example.client.app)
     grid.names = {LEAVER: "north"}

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 
-from flower_grid import NAMES, InProcessGrid, ReadLedger, foreign_grid
+from flower_grid import InProcessGrid, ReadLedger, foreign_grid
 from hostile import Attacker
 from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "the model for what perturbs it": (LAYER, ARRAYS, r"a function of a state dict, as negate\(Net\(\)\) is, and not"),
     "a perturbation that loses arrays": (lambda arrays: {}, ARRAYS, "returned has no 'w'; return all arrays"),
     "one that returns nothing": (lambda arrays: None, ARRAYS, "returned has no 'w'; return all arrays"),
-    "a state dict for a record": (None, {"w": torch.ones(2)}, r"as an ArrayRecord, not as a dict; .* by ArrayRecord\("),
+    "a state dict for a record": (None, {"w": torch.ones(2)}, r"takes an ArrayRecord, not a dict; .* by ArrayRecord\("),
 }
 
 
@@ -94,7 +94,7 @@ def test_an_id_that_is_gone_is_not_said_to_stay_out(caplog: pytest.LogCaptureFix
         assert "a node with partition-id=9 has left: it is not connected, and stays out" in caplog.text
 
 
-@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.skipif(not NAMES, reason="no names"))])
+@pytest.mark.parametrize("by_name", [False, True])
 def test_a_second_node_of_the_same_name_is_out_too_and_both_are_named(
     by_name: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedXgbBagging
 
-from flower_grid import NAMES, InProcessGrid, ReadLedger, echoing, foreign_grid
+from flower_grid import InProcessGrid, ReadLedger, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, denied, introduce, introduce_mod, negate_arrays, node_with, registered
 from unfed.folder.deny import on_list
@@ -154,7 +154,7 @@ class Busy(InProcessGrid):
         return found
 
 
-@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.skipif(not NAMES, reason="no names"))])
+@pytest.mark.parametrize("by_name", [False, True])
 def test_a_leaver_that_connects_while_somebody_looks_is_not_listed(by_name: bool) -> None:
     grid = Busy([{"partition-id": k} for k in range(4)], echoing())
     grid.names = {1000: "0", 1001: "1", 1002: "2", 1003: "3", 9: "0"}
@@ -216,7 +216,6 @@ def test_a_key_that_comes_back_with_the_leavers_data_is_out() -> None:
     assert list(subset.get_node_ids()) == [1001, 1002]
 
 
-@pytest.mark.skipif(not NAMES, reason="this Flower does not tell when a node connected")
 def test_a_key_that_comes_back_with_the_leavers_data_before_anybody_looks_is_out() -> None:
     grid = foreign_grid()
     subset = SubsetGrid(grid, node_with(partition_id=0))

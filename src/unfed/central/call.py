@@ -1,11 +1,9 @@
-"""`unlearn` takes rows out of a model that someone trained.
-
-It has the methods of the paper's centralised table.
+"""`unlearn`: take rows out of a model that the caller trained, with the methods of the paper's centralised table.
 
     check everything ─► score before ─► (Retrain) ─► the method, epoch after epoch ─► score after
 
-It is a run like any other, with the caller's model and data in place of a config's: the same jobs, the same ledger,
-the same files. With a checkpoint folder a killed call goes on where it was and ends bit-equal.
+It is a run like any other, with the caller's model and data in place of a config's: the same jobs, ledger and files.
+With a checkpoint folder a killed call goes on where it was and ends bit-equal.
 """
 
 from __future__ import annotations
@@ -122,11 +120,10 @@ def unlearn(
         method = NoT.name
         if str(options.get("perturbation", NoT.perturbation)) in (*INVERSES, *REDRAWN):
             warn_of_way_back(BY_DEFAULT, 'method="sealed" or "retrain"')
-    given = _given(model, HandedIn(retain, forget, data, test), factory)
+    given = _given(model, {"retain": retain, "forget": forget, "data": data, "test": test}, factory)
     model = given.model
-    again = (
-        None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
-    )
+    again = None if isinstance(retrain, nn.Module) or retrain is False else retrain
+    again = RETRAIN_EPOCHS if again is True else again
     rate = 1e-3 if lr is None and optimiser != "sgd" else lr
     steps = Steps(optimiser, rate, batch, momentum, decay, clip)
     wanted = Wanted(known_as(method), epochs, len(given.retain), steps, seed, again, evaluate_every, options)
@@ -156,30 +153,20 @@ def unlearn(
 # --- what was handed in -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class HandedIn:
-    """The sets of a call, as they were handed over."""
-
-    retain: Data | None
-    forget: Data
-    data: Data | None
-    test: Data | None
-
-
-def _given(model: nn.Module, handed: HandedIn, factory: Factory | None) -> Given:
+def _given(model: nn.Module, handed: Mapping[str, Data | None], factory: Factory | None) -> Given:
     if not isinstance(model, nn.Module):
         raise UnfedError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
-    if (handed.retain is None) == (handed.data is None):
+    if (handed["retain"] is None) == (handed["data"] is None):
         raise UnfedError("Give what stays as retain=, or the whole training set as data= with forget= as row numbers.")
     model = unwrapped(model)
     names = taken_by(model)
-    held_out = [] if handed.test is None else [read(handed.test, "test", names)]
-    if handed.data is None:
-        stays, leaves = read(handed.retain, "retain", names), read(handed.forget, "forget", names)
+    held_out = [] if handed["test"] is None else [read(handed["test"], "test", names)]
+    if handed["data"] is None:
+        stays, leaves = (read(handed[name], name, names) for name in ("retain", "forget"))
         refuse_overlap(leaves, stays, "a row that stays cannot be forgotten")
     else:
-        whole = read(handed.data, "data", names)
-        rows = chosen(handed.forget, len(whole))
+        whole = read(handed["data"], "data", names)
+        rows = chosen(handed["forget"], len(whole))
         others = torch.ones(len(whole), dtype=torch.bool)
         others[rows] = False
         leaves, stays = whole.pick(rows, "forget"), whole.pick(others.nonzero().flatten(), "retain")
@@ -383,15 +370,9 @@ def _open(folder: RunFolder, task: CallTask) -> None:
         found = folder.description()
         where = _difference(found.call or {}, call)
         if where:
-            raise UnfedError(
-                f"{folder.path} belongs to a call with other arguments ({where}); repeat that call, or choose another"
-                " folder."
-            )
+            raise UnfedError(f"{folder.path} belongs to a call with other arguments ({where}); choose another folder.")
         if found.fingerprint != mark:
-            raise UnfedError(
-                f"{folder.path} belongs to a call with another model or other data; repeat that call, or choose another"
-                " folder."
-            )
+            raise UnfedError(f"{folder.path} belongs to a call with another model or other data; take another folder.")
         return
     if not folder.vacant():
         raise UnfedError(f"{folder.path} is not empty; give checkpoint= another folder.")

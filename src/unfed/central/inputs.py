@@ -136,10 +136,8 @@ def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Name
         raise UnfedError(f"{name} is empty; give it at least one row.")
     for key, value in tensors.items():
         if value.ndim == 0 or len(value) != len(first):
-            raise UnfedError(
-                f"{name} has {len(first)} rows in one input and the shape {list(value.shape)} in {key!r}; give all"
-                " inputs as many rows."
-            )
+            shape = list(value.shape)
+            raise UnfedError(f"{name} has {len(first)} rows in one input and the shape {shape} in {key!r}; align them.")
     if y.ndim == 2 and y.shape == first.shape and not (first.is_floating_point() or y.is_floating_point()):
         tensors, y = _texts(tensors, y, name)
     if y.shape != (len(first),):
@@ -174,10 +172,7 @@ def _refuse_text(inputs: Mapping[str | int, Any], labels: Any, name: str) -> Non
     """Refuse names in the place of labels, and texts in the place of token ids."""
     if is_text(labels) or (isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf"):
         said = labels if isinstance(labels, str) else labels[0]
-        raise UnfedError(
-            f"{name} has labels that are no numbers (such as {str(said)!r}); number them in the order in which the"
-            " model was trained: names.index(label)."
-        )
+        raise UnfedError(f"{name} has labels that are no numbers (such as {str(said)!r}); number them in the order.")
     if any(is_text(value) for value in inputs.values()):
         raise UnfedError(f"{name} holds raw text; {TOKENISE}")
 
@@ -201,17 +196,15 @@ def _behind(loader: DataLoader[Any], name: str) -> Data:
     dataset: Any = loader.dataset
     sampler = loader.sampler
     if isinstance(dataset, IterableDataset):
-        return _Batches(loader)
+        return loader  # a stream, which has no rows to name
     rows = None
     if isinstance(sampler, SubsetRandomSampler):
         rows = sorted(int(row) for row in sampler.indices)
     drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(dataset)
     whole = drawn or isinstance(sampler, SequentialSampler)
     if loader.batch_size is None or not (whole or rows is not None):
-        raise UnfedError(
-            f"{name} is a DataLoader with a {type(sampler if loader.batch_size else loader.batch_sampler).__name__},"
-            " which may repeat or skip rows; give its data set, or a Subset of it."
-        )
+        kind = type(sampler if loader.batch_size else loader.batch_sampler).__name__
+        raise UnfedError(f"{name} is a DataLoader with a {kind}, which may repeat or skip rows; give its data set.")
     part: Any = dataset if rows is None else Subset(dataset, rows)
     if loader.collate_fn is default_collate:
         return part
@@ -221,16 +214,6 @@ def _behind(loader: DataLoader[Any], name: str) -> Data:
         stacklevel=4,
     )
     return loader.collate_fn([part[row] for row in range(len(part))])
-
-
-class _Batches:
-    """A loader over a stream, which has no rows to name."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Any:
-        return iter(self._loader)
 
 
 def _in_memory(data: Iterable[Any], name: str, names: Names) -> Rows:
@@ -276,15 +259,11 @@ def fitting(model: nn.Module, sets: Sequence[Rows]) -> list[Rows]:
     first = sets[0]
     for other in sets[1:]:
         if other.inputs != first.inputs:
-            raise UnfedError(
-                f"{first.name} and {other.name} differ in their inputs ({_said(first)}; {_said(other)}); make them"
-                " alike."
-            )
+            raise UnfedError(f"{first.name} and {other.name} differ in their inputs ({_said(first)}; {_said(other)}).")
         kinds = [rows.pair[0].dtype == torch.uint8 for rows in (first, other) if rows.pair is not None]
         if len(set(kinds)) > 1:
             raise UnfedError(
-                f"One of {first.name} and {other.name} has uint8 images, the other floats; give both as floats, scaled"
-                " alike."
+                f"One of {first.name} and {other.name} has uint8 images, the other floats; make them alike."
             )
     if first.inputs is None or not any(part.whole for part in first.inputs.parts):
         return list(sets)
@@ -308,10 +287,7 @@ def chosen(forget: Any, n: int) -> Tensor:
     try:
         given = torch.as_tensor(forget)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UnfedError(
-            "With data=, forget is a list of row numbers or a mask of booleans; give retain= instead of data= where"
-            " forget is a data set."
-        ) from error
+        raise UnfedError("With data=, forget is row numbers or a mask; give retain= where it is a data set.") from error
     if given.numel() == 0:
         given = given.long()  # of a list without numbers PyTorch makes floats
     if given.dtype == torch.bool:
@@ -322,10 +298,7 @@ def chosen(forget: Any, n: int) -> Tensor:
         raise UnfedError(f"forget must list row numbers, not a {given.dtype} tensor of shape {list(given.shape)}.")
     outside = [int(row) for row in given if not 0 <= int(row) < n]
     if outside:
-        raise UnfedError(
-            f"forget names row {outside[0]}, but data has the {n} rows 0 to {n - 1}; name rows that the model was"
-            " trained on."
-        )
+        raise UnfedError(f"forget names row {outside[0]}, but data has the {n} rows 0 to {n - 1}; name some of these.")
     rows = torch.tensor(sorted(set(given.tolist())), dtype=torch.int64)
     if not 0 < len(rows) < n:
         what = "no row" if len(rows) == 0 else "every row"
@@ -344,9 +317,7 @@ def refuse_overlap(forget: Rows, other: Rows, why: str) -> None:
     both = shared(forget, other)
     if both:
         (mine, theirs), more = both[0], f" ({len(both)} rows are in both)" if len(both) > 1 else ""
-        raise UnfedError(
-            f"Row {mine} of {forget.name} is also row {theirs} of {other.name}{more}; {why}, so take it out of one."
-        )
+        raise UnfedError(f"Row {mine} of {forget.name} is also row {theirs} of {other.name}{more}; {why}: take it out.")
 
 
 def shared(a: Rows, b: Rows) -> list[tuple[int, int]]:

@@ -1,7 +1,4 @@
-"""A caller's model and data as a world.
-
-It has one client, named `all`, that holds the retained rows and then the others.
-"""
+"""A caller's model and data as a world of one client, `all`, that holds the retained rows and then the others."""
 
 from __future__ import annotations
 
@@ -83,8 +80,7 @@ def _fresh(given: Given, template: Template, dtype: torch.dtype, device: torch.d
         check_like(found, template.like, "The model that factory made")
         return cast({name: found[name] for name in template.like}, dtype, device)
     again = copied(given.model)
-    untouched = networks.reset(again, seed)
-    if untouched:
+    if untouched := networks.reset(again, seed):
         raise UnfedError(_untouched(untouched))
     return cast(params_of(again), dtype, device)
 
@@ -115,10 +111,7 @@ def fingerprint(given: Given, params: Params) -> str:
 
 def reachable(model: nn.Module, factory: Factory | None, title: str) -> None:
     """Refuse by name a method that needs a fresh model where there is no way to make one."""
-    if factory is not None:
-        return
-    untouched = networks.reset(copied(model), 0)
-    if untouched:
+    if factory is None and (untouched := networks.reset(copied(model), 0)):
         raise UnfedError(f"{title} needs a freshly initialised model. {_untouched(untouched)}")
 
 
@@ -147,10 +140,7 @@ def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:
             out = called(probe, x, given.retain.inputs)
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnfedError(
-            f"The model does not accept rows of shape {list(x.shape[1:])} ({said}); give it the inputs it was trained"
-            " on."
-        ) from error
+        raise UnfedError(f"The model does not accept rows of shape {list(x.shape[1:])} ({said}).") from error
     if out.ndim != 2:
         raise UnfedError(
             f"The model must give one row of logits per input, [N, classes], but it gives {list(out.shape)}; for a"

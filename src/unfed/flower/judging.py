@@ -209,10 +209,7 @@ def check_forgets(strategy: Strategy) -> None:
     """Refuse strategies whose model is a collection, in which what the leaver gave stays as it is."""
     trees = next((type(layer).__name__ for layer in layers(strategy) if isinstance(layer, TREES)), None)
     if trees is not None:
-        raise UnfedError(
-            f"{trees} keeps the trees grown on the leaver's rows; train a new model without the leaver:"
-            f" {trees}(…).start(SubsetGrid(grid, exclude), …)."
-        )
+        raise UnfedError(f"{trees} keeps the trees of the leaver; train a new model over SubsetGrid(grid, exclude).")
 
 
 @np.errstate(all="ignore")

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 
 from unfed.errors import UnfedError, members
 from unfed.flower.introduction import ALLOW, KEYS, PARTS
-from unfed.flower.transport import SPEECH, Introductions, refuse_nameless
+from unfed.flower.transport import SPEECH, Introductions
 from unfed.folder.deny import on_list
 from unfed.remote.directory import Directory
 from unfed.remote.messages import Failure, Reply, said
@@ -161,12 +161,8 @@ def registered(*given: str | int) -> Leaver:
     names = tuple(map(str, given))
 
     def found(nodes: AppDirectory) -> Collection[int]:
-        refuse_nameless(nodes.grid, "exclude by node_with(partition_id=…) or by node id")
         if nodes.registered and not any(nodes.registered.values()):
-            raise UnfedError(
-                "No connected node has a registered name; register the nodes' keys with --name, or exclude by"
-                " node_with(partition_id=…) or by node id."
-            )
+            raise UnfedError("No connected node has a registered name; exclude by node_with(…) or by node id.")
         return [node for node, name in nodes.registered.items() if name in names]
 
     words = " or ".join(repr(name) for name in names)
@@ -342,10 +338,7 @@ def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
-        raise UnfedError(
-            "exclude is empty, so every client would stay; name who leaves: node_with(…), an id, of_class(…), or"
-            " denied(…) for earlier leavers."
-        )
+        raise UnfedError("exclude is empty; name who leaves: node_with(…), an id, of_class(…), or denied(…).")
     return found
 
 

@@ -18,7 +18,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from unfed.errors import UnfedError
 from unfed.flower.introduction import ALLOW, ANSWER, KEYS, PARTS, QUESTION
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
 from unfed.model.params import tensor_bytes
@@ -37,26 +36,10 @@ SPEECH = Speech(
     log=log,
 )
 
-NAMED_SINCE = "1.38"
-"""The first version of Flower whose servers learn what nodes are registered as."""
 _PAUSES = (0.2, 3.0)
 """Seconds between two looks for replies: the first, and the longest, which is Flower's own."""
 UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message type: query.unfed")
 """How Flower's client apps, of functions and of a client function, say that they cannot answer who they are."""
-
-
-def tells_names(grid: Grid) -> bool:
-    """Whether a server learns what its nodes are registered as."""
-    return hasattr(grid, "get_nodes")
-
-
-def refuse_nameless(grid: Grid, instead: str) -> None:
-    """Refuse to look for registered names where the installed Flower does not tell them."""
-    if not tells_names(grid):
-        raise UnfedError(
-            "This version of Flower does not tell a server what its nodes are registered as; install"
-            f" flwr>={NAMED_SINCE}, or {instead}."
-        )
 
 
 class GridTransport:
@@ -66,7 +49,6 @@ class GridTransport:
         self._grid = grid
 
     def nodes(self) -> Sequence[Connected]:
-        refuse_nameless(self._grid, "take Unlearn into an app of your own")
         return list(map(_connected, self._grid.get_nodes()))
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
@@ -132,8 +114,7 @@ class Introductions:
         """The name of each node's key, of every node that was ever listed."""
 
     def nodes(self) -> Sequence[Connected]:
-        named = tells_names(self.grid)
-        found = [*map(_connected, self.grid.get_nodes())] if named else [*map(Connected, self.grid.get_node_ids())]
+        found = [*map(_connected, self.grid.get_nodes())]
         self.registered |= {node.id: node.name for node in found}
         return found
 

@@ -138,10 +138,8 @@ class Unlearn(Strategy):
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
         """As your strategy's own start, with the trained model's arrays."""
         if num_rounds < 1:
-            raise UnfedError(
-                f"num_rounds = {num_rounds}, but nothing is forgotten before those who stay have trained again; take 1"
-                " or more."
-            )
+            why = "nothing is forgotten before those who stay have trained again"
+            raise UnfedError(f"num_rounds = {num_rounds}, but {why}; take 1 or more.")
         inner, models, ledger = self._built(), [Fixed(whole(initial_arrays))], self._ledger
         if isinstance(self._undo, Probes):
             self._undo.check(models[0])
@@ -329,8 +327,7 @@ class Unlearn(Strategy):
             )
         if type(inner).start is not Strategy.start:
             raise UnfedError(
-                f"{type(inner).__name__} has a start() of its own, which Unlearn would not go through; perturb the"
-                " arrays yourself and hand your strategy a SubsetGrid."
+                f"{type(inner).__name__} has a start() of its own; perturb first, and give it a SubsetGrid."
             )
         check_forgets(inner)
         return inner

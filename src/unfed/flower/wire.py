@@ -91,16 +91,11 @@ def from_arrays(record: ArrayRecord) -> Params:
 def whole(arrays: ArrayRecord) -> Params:
     """The tensors of a record, if training can continue from them."""
     if not isinstance(arrays, ArrayRecord):
-        raise UnfedError(
-            f"start takes the trained model as an ArrayRecord, not as a {type(arrays).__name__}; a state dict becomes"
-            " one by ArrayRecord(…)."
-        )
+        raise UnfedError(f"start takes an ArrayRecord, not a {type(arrays).__name__}; make one by ArrayRecord(…).")
     found = from_arrays(arrays)
     for name, tensor in found.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise UnfedError(
-                f"The arrays have NaN or infinite values in {name!r}; begin with those of an earlier round."
-            )
+            raise UnfedError(f"The arrays have NaN or infinite values in {name!r}; begin with an earlier round's.")
     return found
 
 

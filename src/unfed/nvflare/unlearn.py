@@ -146,10 +146,7 @@ class UnlearnFedAvg(FedAvg):
         known = client_list(ledger.path) if ledger.there else None
         order = known.order if known else ()
         if order and not {*order} & {*sites}:
-            raise UnfedError(
-                f"{ledger.path} is the ledger of another federation, of {listed(order, 'and')}; give ledger another"
-                " folder."
-            )
+            raise UnfedError(f"{ledger.path} is the ledger of another federation, of {listed(order, 'and')}.")
         odd = next((site for site in self.exclude if site not in {*sites, *order}), None)
         if odd is not None and not self.gone:
             raise UnfedError(

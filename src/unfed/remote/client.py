@@ -210,9 +210,7 @@ def _config(facts: Mapping[str, Any], root: str | None, device: str, **own: Any)
 def _partition(clients: Sequence[ClientData], node: Mapping[str, str]) -> ClientData:
     count, number = len(clients), node["partition-id"]
     if node.get("num-partitions", str(count)) != str(count):
-        raise UnfedError(
-            f"This node counts {node['num-partitions']} partitions, the experiment {count}; make them agree."
-        )
+        raise UnfedError(f"The node counts {node['num-partitions']} partitions, the experiment {count}; align them.")
     if not number.isdigit() or int(number) >= count:
         raise UnfedError(f"The node config has partition-id={number}; it must be one of 0 to {count - 1}.")
     return clients[int(number)]

@@ -79,15 +79,9 @@ class Goals:
         if self.forgotten is None:
             return
         if self.forgotten not in before.get("evaluate", {}):
-            raise UnfedError(
-                f"Those who stay report no metric {self.forgotten!r} of the model before, so nothing can be compared;"
-                " name another, or leave forgotten out."
-            )
+            raise UnfedError(f"Those who stay report no metric {self.forgotten!r}; name another, or none.")
         if not leavers:
-            raise UnfedError(
-                "No client left that could say when it is forgotten: only the app itself can score rows of a class;"
-                " leave forgotten out."
-            )
+            raise UnfedError("No client left: only the app itself can score rows of a class; leave forgotten out.")
         if not (told := before.get("leaver", {})) or any(self.forgotten not in one for one in told.values()):
             raise UnfedError(
                 f'No leaver gave leave (allow="forget" in its node config) and reports {self.forgotten!r}, so its'
@@ -215,10 +209,7 @@ class AppLedger:
             self.folder.create(self._description(strategy, before, deny))
         own = self._config.deny
         if not (deny.clients <= {*own.clients} and {*deny.classes} <= {*own.classes}):
-            raise UnfedError(
-                f"{self.path} began with another deny list; who must stay out is said when a ledger begins, so begin a"
-                " new one, or leave denied(…) out."
-            )
+            raise UnfedError(f"{self.path} began with another deny list; begin a new ledger, or leave denied(…) out.")
         with self.folder.lock() as free:
             if not free:
                 raise UnfedError(f"Another server is at work in {self.path}; stop it, or wait for it.")

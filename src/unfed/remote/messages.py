@@ -372,10 +372,7 @@ def drawn_models(text: str, fresh: Callable[[int], Params]) -> dict[str, Params]
     for name, (seed, size) in json.loads(text).items():
         found[name] = fresh(seed)
         if not math.isclose(_size(found[name]), size, rel_tol=1e-6):
-            raise UnfedError(
-                f"the random model {name!r} came out other than at the server; install the same versions of PyTorch and"
-                " unfed on both"
-            )
+            raise UnfedError(f"the random model {name!r} came out other than at the server; install the same PyTorch")
     return found
 
 

@@ -49,10 +49,8 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
             )
         odd = next((name for name in own if arrays[keys[name]].shape != own[name].shape), None)
         if odd is not None:
-            raise UnfedError(
-                f"The arrays have {odd!r} with the shape {tuple(arrays[keys[odd]].shape)}, the model with"
-                f" {tuple(own[odd].shape)}; give negate the model that the clients train."
-            )
+            shapes = f"{tuple(arrays[keys[odd]].shape)}, the model with {tuple(own[odd].shape)}"
+            raise UnfedError(f"The arrays have {odd!r} with the shape {shapes}; give negate the clients' own model.")
         new = negated({name: arrays[keys[name]] for name in own}, chosen)
         out = dict(arrays)
         for name, value in new.items():

@@ -215,9 +215,7 @@ class Nodes:
             if not self._unsaid(name, requests, gone):
                 dropped[name] = held.forget
         if requests and requests[-1] not in gone and not requests[-1].clients and not any(dropped.values()):
-            raise UnfedError(
-                f"No connected client holds a training row of request {requests[-1].id!r}; check what it asks for."
-            )
+            raise UnfedError(f"No connected client holds a row of request {requests[-1].id!r}; check what it asks for.")
         if requests and not any(len(c.view("retain")) for c in outlines.values()):
             raise UnfedError("The requests would remove every client that is connected; ask for less, or start more.")
         return ScopedClients(outlines, requests, gone, dropped)

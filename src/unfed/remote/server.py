@@ -205,9 +205,7 @@ def settled(nodes: Nodes, request: Request) -> Request:
 def able(world: World, label: str, method: Method, requests: Sequence[Request]) -> None:
     """Refuse, before any work starts, a method that asks for what these nodes or this server do not give."""
     if "public" in method.needs and world.public({}) is None:
-        raise UnfedError(
-            f'{label} needs unlabelled data at the server; name it with public="package.module:function", or use not.'
-        )
+        raise UnfedError(f'{label} needs unlabelled data at the server: public="package.module:function", or use not.')
     if "forget" not in method.needs or requests[-1].deleted:
         return
     for name, client in world.scoped(requests, gone=requests[:-1]).items():
@@ -270,9 +268,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         _unlearn(opened, options, request, watch)
         return opened
     if (folder.path / "run.json").exists():  # before any node is waited for
-        raise UnfedError(
-            f"There is a run in {folder.path} already; go on with it by resume-from, or choose another run-folder."
-        )
+        raise UnfedError(f"There is a run in {folder.path} already; go on with it by resume-from.")
     config = options.config()
     if options.mode == "both":
         assert request is not None
@@ -305,9 +301,7 @@ def _to_unlearn_from(options: Options, folder: RunFolder, make: Maker) -> Run:
             )
         return opened
     if not options.checkpoint:
-        raise UnfedError(
-            f"There is no run in {folder.path} to unlearn from; train there, or name a model file with checkpoint=…."
-        )
+        raise UnfedError(f"There is no run in {folder.path} to unlearn from; train there, or set checkpoint=….")
     return begun(options.config(), folder, make)
 
 

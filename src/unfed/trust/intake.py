@@ -92,17 +92,12 @@ def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     if before is not None and before.digest != signed.digest and not same:
         raise NotBelieved("replayed", f"The id {asked.id!r} was used for another signed request; sign it again.")
     if answer is not None and not again:
-        raise NotBelieved(
-            "replayed",
-            f"Request {asked.id!r} was taken already and answered at {answer[1]['at']}; it is served once.",
-        )
+        raise NotBelieved("replayed", f"Request {asked.id!r} was answered at {answer[1]['at']}; it is served once.")
     if before is None and asked.log != trust.log.origin:  # one that this run began to take is its own
         named = (
             "no federation, so any run could take it" if asked.log is None else f"another federation ({asked.log!r})"
         )
-        raise NotBelieved(
-            "federation", f"The request names {named}; sign it for this one, with --log and a checkpoint."
-        )
+        raise NotBelieved("federation", f"The request names {named}; sign it for this one, with --log.")
     return signed, asked
 
 

@@ -61,9 +61,7 @@ class Roster:
             return OPERATOR
         found = next((name for name, key in self.clients.items() if key.id == key_id), None)
         if found is None:
-            raise UnfedError(
-                f"The key {key_id[:16]}… belongs to no client on the roster; ask the operator to enter it."
-            )
+            raise UnfedError(f"The key {key_id[:16]}… is of no client on the roster; ask the operator to enter it.")
         return found
 
 
@@ -129,9 +127,7 @@ class Pseudonyms:
     def known(self, client: str) -> bytes:
         """The pseudonym of a client that has one; refused where it has none or its secret was destroyed."""
         if (secret := self._read().get(client)) is None:
-            raise UnfedError(
-                f"Client {client!r} has no pseudonym here: it never took part, or its secret was destroyed by a purge."
-            )
+            raise UnfedError(f"Client {client!r} has no pseudonym here: it never took part, or a purge destroyed it.")
         return pseudonym(secret, client)
 
     def destroy(self, clients: Collection[str]) -> list[str]:

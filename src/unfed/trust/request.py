@@ -168,9 +168,7 @@ class Opening:
     def fits(self, scope: Mapping[str, Any]) -> None:
         """Refuse samples that are not those that were committed to."""
         if self.scope() != dict(scope):
-            raise UnfedError(
-                "The opening is not the one of this request's commitment; ask its signer for the right one."
-            )
+            raise UnfedError("The opening is not the one of this request's commitment; ask its signer for it.")
 
     def to_json(self) -> dict[str, Any]:
         return {"samples": [list(one) for one in self.samples], "salt": self.salt.hex()}
@@ -185,9 +183,7 @@ class Opening:
             salt = bytes.fromhex(raw["salt"])
             samples = Request.from_json({"id": "x", "samples": raw["samples"]}).samples
         except (KeyError, TypeError, ValueError, UnfedError) as error:
-            raise UnfedError(
-                "This is no opening of a request (samples and salt); ask its signer for it again."
-            ) from error
+            raise UnfedError("This is no opening of a request (samples, salt); ask its signer again.") from error
         if len(salt) != _SALT or tuple(sorted(set(samples))) != samples:
             raise UnfedError("The opening has a salt or a list of samples that none of ours has; ask for it again.")
         return Opening(samples, salt)

@@ -33,9 +33,7 @@ from unfed.trust.verdict import environment
 
 for _needed in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_needed) is None:
-        raise UnfedError(
-            f"`unfed serve` needs the package {_needed!r}, which is not installed; install it with {extra('serve')}."
-        )
+        raise UnfedError(f"`unfed serve` needs the package {_needed!r}; install it with {extra('serve')}.")
 
 import uvicorn  # noqa: E402  (after the sentence that says what is missing)
 from fastapi import FastAPI, Request, Response  # noqa: E402

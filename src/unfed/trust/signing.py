@@ -75,9 +75,7 @@ def canonical_value(data: bytes, what: str) -> Any:
     except UnfedError:  # it has no canonical form
         same = False
     if not same:
-        raise UnfedError(
-            f"The {what} is not written as RFC 8785 has it, so others could read it otherwise; sign again."
-        )
+        raise UnfedError(f"The {what} is not canonical JSON (RFC 8785), so others could read it otherwise.")
     return value
 
 
@@ -255,9 +253,7 @@ def read(data: bytes | Mapping[str, Any], what: str = "signed file") -> Envelope
         type.encode()
         return Envelope(_bytes(payload), type, pairs)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnfedError(
-            f"The {what} is no DSSE envelope (payload, payloadType, one to sixteen signatures); ask for it again."
-        ) from error
+        raise UnfedError(f"The {what} is no DSSE envelope with one to sixteen signatures; ask again.") from error
 
 
 def opened(envelope: Envelope, type: str, keys: Iterable[PublicKey], what: str = "signed file") -> tuple[Any, str]:
