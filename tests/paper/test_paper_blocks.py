@@ -23,7 +23,7 @@ from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.paper.items import Spec
 from unfed.paper.items import items as paper_items
-from unfed.paper.views import VIEWS
+from unfed.paper.views import VIEWS, times
 from unfed.paper.views.models import LONG
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
@@ -222,6 +222,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "blocks.toml").write_text(TINY)
     monkeypatch.setattr(paper_blocks, "FILE", tmp_path / "blocks.toml")
     monkeypatch.delenv("UNFED_DATA", raising=False)
+    monkeypatch.setattr(times, "_noise", lambda *_: "not measured: it takes long, and a kept analysis has it")
     return tmp_path
 
 

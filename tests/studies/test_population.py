@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.studies import grid as runs_grid
 from unfed.studies import population as runs_population
+from unfed.studies.cohort import Cohort
 from unfed.studies.population import RowGroups, populate
 from worlds import Small, slow
 
@@ -50,9 +52,13 @@ def test_every_model_is_the_run_of_its_seed_alone(small: Small, tmp_path: Path, 
             np.testing.assert_allclose(population.logits(kind, group)[1], expected[group], rtol=1e-6, atol=1e-6)
 
 
-def test_side_by_side_gives_the_models_of_one_after_another(small: Small, tmp_path: Path) -> None:
+def test_side_by_side_gives_the_models_of_one_after_another(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small(*TWO, "training.rounds=2", "unlearning.rounds=1", "unlearning.retrain_rounds=1")
-    together, alone = (populate(config, 3, tmp_path / str(way), together=way) for way in (True, False))
+    together = populate(config, 3, tmp_path / "together")
+    monkeypatch.setattr(runs_population, "Cohort", partial(Cohort, together=False))
+    alone = populate(config, 3, tmp_path / "alone")
     for kind in together.about.kinds:
         params = [storage.load(p.folder / "state" / "0" / "before.safetensors")[0] for p in (together, alone)]
         for name, tensor in params[0].items():

@@ -26,6 +26,7 @@ from unfed.studies.sweep import Axis, Member, variants
 
 TINY = """
 name = "tiny"
+data = { train_size = 240, test_size = 60 }
 partition.clients = 2
 model.name = "cnn-tiny"
 training = { rounds = 1, batch = 256 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,6 @@ def populate(
     folder: str | Path,
     said: Said = quiet,
     jobs: Workers | None = 1,
-    together: bool = True,
 ) -> Population:
     """Train what is missing of a population with so many models of each kind.
 
@@ -96,20 +95,17 @@ def populate(
         said: Called after every round.
         jobs: How many work at once, or a Ray cluster; None is one per core where each computes on one thread of the
             CPU. The models are the same bytes.
-        together: False is one federation after another: the same to the last bits, more slowly.
     """
     refuse_code_apart(config, jobs)
     where = Path(folder)
-    world, cells = begun(config, models, where, together, jobs.gpus if isinstance(jobs, Ray) else 1)
+    world, cells = begun(config, models, where, jobs.gpus if isinstance(jobs, Ray) else 1)
     count = at_once(world, len(cells), jobs)
     given = cells if count != 1 else [replace(cell, arguments=(*cell.arguments, world)) for cell in cells]
     grid.run(given, count, where, said)
     return store.load(folder)
 
 
-def begun(
-    config: Config, models: int, where: Path, together: bool = True, gpus: int = 1
-) -> tuple[World, list[GridCell]]:
+def begun(config: Config, models: int, where: Path, gpus: int = 1) -> tuple[World, list[GridCell]]:
     """Write down what a population is of; what is missing of it are cells, one per cohort of seeds.
 
     Several GPUs share a new population's seeds out.
@@ -129,7 +125,7 @@ def begun(
     wanted = [seeds for seeds in population.about.cohorts if any(seed in about.seeds for seed in seeds)]
     shown = config.to_json(), labels, str(where)
     left = [seeds for seeds in wanted if any(not {*seeds} <= {*population.done(kind)} for kind in (BEFORE, *labels))]
-    return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*shown, seeds, together)) for seeds in left]
+    return world, [GridCell(f"{where.name}, seed {seeds[0]}", _train, (*shown, seeds)) for seeds in left]
 
 
 def refuse_code_apart(config: Config, jobs: Workers | None) -> None:
@@ -150,7 +146,6 @@ def _train(
     labels: Sequence[str],
     folder: str,
     seeds: tuple[int, ...],
-    together: bool,
     world: World | None = None,
 ) -> None:
     """Make what is missing of one cohort, unless another process is at it."""
@@ -162,7 +157,7 @@ def _train(
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     with presence.held(place, "work") as free:
         if free:
-            _cohort(population, Cohort(world, seeds, where, together), methods, rows, said)
+            _cohort(population, Cohort(world, seeds, where), methods, rows, said)
 
 
 def missing(population: Population, config: Config, models: int) -> int:
@@ -191,11 +186,12 @@ def checked(config: Config, models: int) -> list[str]:
     return [RETRAIN, *others]
 
 
+@dataclass(frozen=True, eq=False)
 class RowGroups:
     """The rows that every model is asked about, by group."""
 
-    def __init__(self, views: Mapping[str, View], columns: Mapping[str, Tensor]) -> None:
-        self.views, self.columns = views, columns
+    views: Mapping[str, View]
+    columns: Mapping[str, Tensor]
 
     @staticmethod
     def of(world: World, request: Request) -> RowGroups:

@@ -272,13 +272,13 @@ def _tune(said: Said, stated: dict[str, Any], folder: str, label: str, budget: T
     if not seen:
         raise UnfedError(f"No trial of {label!r} left a usable model, its defaults included; lower unlearning.lr.")
     best = study.best_trial
-    chosen = {} if best.number == 0 else dict(best.params)
+    chosen, half = {} if best.number == 0 else dict(best.params), population.about.models // 2
     about = {
         "method": label,
         "configured": _table(config, label),
         "trials": budget.trials,
         "models": len(models.seeds),
-        "on": _where(models, population),
+        "on": f"validation rows and {len(models.seeds)} of the first {half} seeds of {population.about.models}",
         "space": {knob.name: [knob.low, knob.high] for knob in space},
         "chosen": chosen,
         "best": asdict(seen[best.number]),
@@ -286,11 +286,6 @@ def _tune(said: Said, stated: dict[str, Any], folder: str, label: str, budget: T
         "as configured": asdict(seen[0]) if 0 in seen else None,
     }
     _kept(models, population, chosen, about)
-
-
-def _where(models: TrialModels, population: Population) -> str:
-    half = population.about.models // 2
-    return f"validation rows and {len(models.seeds)} of the first {half} seeds of {population.about.models}"
 
 
 def _kept(models: TrialModels, population: Population, chosen: Values, about: Mapping[str, Any]) -> None:
