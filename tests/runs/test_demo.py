@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from unfed.api import write_report
-from unfed.cli.display import can_be_undone, next_steps, story
+from unfed.api import results, write_report
+from unfed.cli.display import can_be_undone, happened, next_steps
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures.undo import flip, refits
@@ -66,16 +66,20 @@ def test_the_leaver_is_asked_by_nobody(lines: Any) -> None:
             assert all("0" not in asked for asked in line["asked"].values())
 
 
-def test_the_story_is_told_in_sentences(run: Run) -> None:
-    told = " ".join(story(run))
-    assert "Client 0 planted a backdoor" in told and "NoT:" in told and "not a guarantee" in told
+def test_the_terminal_says_what_happened_as_the_report_does(run: Run) -> None:
+    (said,) = happened(run, results(run, "last"))
+    assert said.startswith("In a comparison, client 0 was") and "by NoT in 20 rounds" in said
+    assert "the backdoor it planted fires on" in said
+    page = " ".join(write_report(run).read_text(encoding="utf-8").replace("\u00a0", " ").split())
+    assert said.partition(":")[0] in page, "bars show the numbers there"
 
 
-def test_a_later_request_is_no_part_of_the_story(run: Run, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking out somebody else leaves the backdoor where it was, and says nothing against the method."""
-    before, later = story(run), {**last(lines, "not"), "request": "client-3", "backdoor": 99.9}
+def test_a_later_request_is_no_part_of_what_happened(run: Run, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking out another client leaves the backdoor where it was, and says nothing against the method."""
+    later = {**last(lines, "not"), "request": "client-3", "backdoor": 99.9}
     monkeypatch.setattr(run, "lines", lambda: [*lines, later])
-    assert story(run) == before
+    (said,) = happened(run, results(run, "last"))
+    assert "99.9" not in said
 
 
 def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked: Any) -> None:

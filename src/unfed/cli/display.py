@@ -18,8 +18,8 @@ from unfed.folder.info import RequestInfo
 from unfed.measures import trajectory
 from unfed.measures.metrics import COLUMNS
 from unfed.report import tables
-from unfed.report.rules import Row
-from unfed.report.sentences import earlier_words, falls, left_before, verdicts
+from unfed.report.rules import Row, asked
+from unfed.report.sentences import earlier_words, falls, first_sentence, left_before, verdicts
 from unfed.report.tables import name_of, star
 from unfed.report.undo import sentence
 from unfed.report.wording import CENTRAL, FEDERATED, Wording, words_of
@@ -29,9 +29,9 @@ from unfed.runs.probe import first_look
 from unfed.runs.progress import Clock, Watch
 from unfed.runs.record import ending
 from unfed.runs.run import Outcome, Run
-from unfed.runs.status import in_force
+from unfed.runs.status import in_force, info_of
 from unfed.runs.status import status as status_of
-from unfed.values import Value, is_measured
+from unfed.values import is_measured
 
 
 def clock_text(seconds: float | None) -> str:
@@ -172,10 +172,9 @@ def print_results(
     in a note, once.
     """
     content = tables.table(rows, by, words)
-    notes: list[str] = []
     for wide in (True, False):
-        notes = []
-        made = _table(content, range(len(content.header)), title, wide, notes)
+        reasons = tables.Reasons()
+        made = _table(content, range(len(content.header)), title, wide, reasons)
         unbounded = console.options.update(width=10_000)
         if console.measure(made, options=unbounded).maximum <= console.width:
             console.print(made)
@@ -184,11 +183,11 @@ def print_results(
         costs = [place for place, name in enumerate(content.header) if name in _COSTS]
         names = [place for place, name in enumerate(content.header) if name in ("Request", "Run", "Method")]
         values = [place for place in range(len(content.header)) if place not in costs]
-        notes = []
-        console.print(_table(content, values, title, False, notes))
-        console.print(_table(content, [*names, *costs], "What it cost", False, notes))
-    for number, note in enumerate(notes, 1):
-        console.print(escape(f"({number}) {note}"))
+        reasons = tables.Reasons()
+        console.print(_table(content, values, title, False, reasons))
+        console.print(_table(content, [*names, *costs], "What it cost", False, reasons))
+    for note in reasons.notes:
+        console.print(escape(note))
     for noted in tables.by_chance(rows):
         console.print(escape(noted), soft_wrap=True)
 
@@ -196,7 +195,9 @@ def print_results(
 _COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, FEDERATED.units, CENTRAL.units)
 
 
-def _table(content: tables.ResultTable, places: Sequence[int], title: str, wide: bool, notes: list[str]) -> Table:
+def _table(
+    content: tables.ResultTable, places: Sequence[int], title: str, wide: bool, reasons: tables.Reasons
+) -> Table:
     """Some columns of a table; what is too long for a cell is added to the notes."""
     made = Table(
         title=title,
@@ -212,15 +213,13 @@ def _table(content: tables.ResultTable, places: Sequence[int], title: str, wide:
         left = name in ("Request", "Run", "Method")
         made.add_column(name if wide else name.removesuffix(" (Δ)"), justify="left" if left else "right", no_wrap=True)
     for cells in content.body:
-        made.add_row(*(_cell(cells[place], wide, notes) for place in places))
+        made.add_row(*(_cell(cells[place], wide, reasons) for place in places))
     return made
 
 
-def _cell(cell: tables.Cell, wide: bool, notes: list[str]) -> Text:
+def _cell(cell: tables.Cell, wide: bool, reasons: tables.Reasons) -> Text:
     if cell.missing:
-        if cell.text not in notes:
-            notes.append(cell.text)
-        return Text(f"({notes.index(cell.text) + 1})")
+        return Text(f"({reasons.number(cell.text)})")
     delta = f" ({cell.delta})" if wide and cell.delta and is_number(cell.delta) else ""
     text = cell.text + (f" ±{cell.spread}" if cell.spread else "") + delta
     return Text(text + (" ★" if cell.best else ""), style="bold" if cell.best else "")
@@ -250,7 +249,7 @@ def tell_results(run: Run, found: Sequence[Row], ending: Sequence[str]) -> None:
         print_results(stdout, found, f"After the last {words.unit} (rule: last). {star(found)}.", words=words)
     info = run.info()
     forgot = [said for request in run.config.request_ids() for said in verdicts(info, request)]
-    say(*forgot, *falls(found), *story(run), *ending)
+    say(*happened(run, found), *forgot, *falls(found), *ending)
     if not found and not run.config.request:
         client = next(iter(run.description.clients), "0")
         who = ("--class", 0) if run.config.setting == "central" else ("--client", client)
@@ -263,39 +262,11 @@ def tell_results(run: Run, found: Sequence[Row], ending: Sequence[str]) -> None:
             stdout.print(request_line(request), soft_wrap=True)
 
 
-def story(run: Run) -> list[str]:
-    """What became of a planted backdoor, from the last line of each compared method; else nothing.
-
-    A request that came later takes another client out, and the backdoor is not meant to go with it.
-    """
-    poison, compared = run.config.poison, {None, *run.config.request_ids()}
-    last = {str(line["method"]): line for line in run.lines() if line["request"] in compared}
-    before = last.get("before")
-    if poison is None or before is None or not is_measured(before.get("backdoor")):
-        return []
-    who = f"client {poison.client}"
-    noted = [
-        f"{who.capitalize()} planted a backdoor: before unlearning it fires on {percent(before['backdoor'])} of the"
-        " stamped test images of other classes."
-    ]
-    for method, line in last.items():
-        if method in ("before", "train"):
-            continue
-        noted.append(f"{_after(name_of(method), line['round'], line['backdoor'])} forget {_plain(line['forget'])}.")
-    if "retrain" in last:
-        noted.append(
-            f"Retrain shows what unlearning should look like: there {who} never took part. All this is evidence about"
-            " one model and one attack, not a guarantee."
-        )
-    return noted
-
-
-def _after(name: str, rounds: int, backdoor: Value) -> str:
-    return f"{name + ':':<12} after {rounds:>3} rounds the backdoor fires on {percent(backdoor):>7};"
-
-
-def _plain(value: Value) -> str:
-    return percent(value) if is_measured(value) else str(value)
+def happened(run: Run, found: Sequence[Row]) -> list[str]:
+    """What became of each request of the config, as the report says it."""
+    info, own = info_of(run), run.config.request_ids()
+    requests = [one for name, one in asked(info, run.lines()).items() if name in own]
+    return [first_sentence(info, one, [row for row in found if row.request == one.id]) for one in requests]
 
 
 def can_be_undone(run: Run) -> list[str]:

@@ -33,8 +33,9 @@ from unfed.folder.study_results import (
 from unfed.measures.population.attacks import ATTACKS, STANDING
 from unfed.measures.trajectory import Line, OfApp
 from unfed.records import JsonRecord
-from unfed.report.figures import BySeed
-from unfed.values import PREFIX, is_measured, not_measured
+from unfed.report.rules import Trajectory
+from unfed.report.tables import Reasons
+from unfed.values import is_measured, not_measured
 
 # --- how sure are we? What a population of models tells, beside Retrain against Retrain -------------------------------
 
@@ -111,14 +112,12 @@ def summary(judged: Judged) -> list[tuple[str, str]]:
 
 def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table, a row per method and one for Retrain itself, and the notes that its cells point to."""
-    notes: list[str] = []
+    reasons = Reasons()
     rows: list[tuple[str, JudgedRow]] = [(one.title, one) for one in judged.methods.values()]
     rows.append((YARDSTICK, judged.yardstick))
-    body = [(title, [_cell(one, column, notes) for column in COLUMNS]) for title, one in rows]
-    return body, [
-        *(f"({number}) {reason}" for number, reason in enumerate(notes, 1)),
-        *(unfinished_words(title, there, judged.models) for title, there in judged.unfinished.items()),
-    ]
+    body = [(title, [_cell(one, column, reasons) for column in COLUMNS]) for title, one in rows]
+    left = [unfinished_words(title, there, judged.models) for title, there in judged.unfinished.items()]
+    return body, [*reasons.notes, *left]
 
 
 def unfinished_words(title: str, there: int, models: int) -> str:
@@ -126,7 +125,7 @@ def unfinished_words(title: str, there: int, models: int) -> str:
     return f"{title} is not judged: {there} of {models} models are there; the same `unfed population` goes on with it."
 
 
-def _cell(one: JudgedRow, column: SureColumn, notes: list[str]) -> str:
+def _cell(one: JudgedRow, column: SureColumn, reasons: Reasons) -> str:
     here: Any = one
     for part in column.path:
         if isinstance(here, Mapping):
@@ -142,10 +141,7 @@ def _cell(one: JudgedRow, column: SureColumn, notes: list[str]) -> str:
         return f"{here.auc:.{digits}f} ({here.name})"
     if isinstance(here, JudgedInterval):
         return f"{here.value:.{digits}f} ({here.low:.{digits}f} to {here.high:.{digits}f})"
-    reason = str(here).removeprefix(PREFIX)
-    if reason not in notes:
-        notes.append(reason)
-    return f"not measured ({notes.index(reason) + 1})"
+    return reasons.cell(str(here))
 
 
 def about_tuning(judged: Judged) -> list[str]:
@@ -200,7 +196,7 @@ class AppPart:
     missing: dict[str, str]
 
 
-def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, BySeed]) -> AppPart | None:
+def part(run: RunInfo, request: RequestInfo, methods: Mapping[str, Mapping[int, Trajectory]]) -> AppPart | None:
     """What the app says of one request; None for unfed's own runs."""
     if not run.app:
         return None

@@ -28,7 +28,7 @@ from unfed.measures.metrics import COLUMNS, FEWEST_APART, GAP_METRICS, Spread
 from unfed.methods import METHODS
 from unfed.report.rules import COSTS, METRICS, RULES, Row
 from unfed.report.wording import FEDERATED, Wording
-from unfed.values import PREFIX, is_measured
+from unfed.values import PREFIX, Value, is_measured
 
 # --- rows as tables: Markdown, LaTeX (booktabs) and plain cells for a console -----------------------------------------
 
@@ -63,6 +63,23 @@ class Cell:
     def __str__(self) -> str:
         spread = f" ± {self.spread}" if self.spread else ""
         return self.text + spread + (f" ({self.delta})" if self.delta else "")
+
+
+class Reasons:
+    """Why numbers are missing, each reason once; cells point to it by its number."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, int] = {}
+
+    def number(self, reason: str) -> int:
+        return self._found.setdefault(reason, len(self._found) + 1)
+
+    def cell(self, reason: Value) -> str:
+        return f"not measured ({self.number(str(reason).removeprefix(PREFIX))})"
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"({number}) {reason}" for reason, number in self._found.items()]
 
 
 @dataclass(frozen=True)

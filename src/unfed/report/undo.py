@@ -20,8 +20,8 @@ from unfed.measures.metrics import accuracy_error, attack_error, mean_std
 from unfed.measures.undo.flip import NO_CLASS
 from unfed.measures.undo.measure import NOT_TRIED
 from unfed.measures.undo.refits import NOTHING_PLANTED
-from unfed.report.tables import moved_by_chance, number_text
-from unfed.values import PREFIX, Value, is_measured, not_measured
+from unfed.report.tables import Reasons, moved_by_chance, number_text
+from unfed.values import Value, is_measured, not_measured
 
 NOT_FOR_ALL = (NO_CLASS, NOTHING_PLANTED)
 """Why an attack was not made whose kind of request this is not."""
@@ -96,22 +96,18 @@ def grid(
     These say what chance alone moves, and each reason for a missing number once. What the request gives no occasion
     for stands there too.
     """
-    notes: list[str] = []
+    reasons = Reasons()
 
     def text(row: UndoRow, who: str) -> str:
         spread = mean_std([value(one, who, row.path) for one in found])
         if is_measured(spread.mean):
             return number_text(spread, row.digits) + row.unit
-        reason = str(spread.mean).removeprefix(PREFIX)
-        if reason not in notes:
-            notes.append(reason)
-        return f"not measured ({notes.index(reason) + 1})"
+        return reasons.cell(spread.mean)
 
     models = tuple(columns)
     apart = {row.title: reason for row in rows if (reason := value(found[0], models[0], row.path)) in NOT_FOR_ALL}
     body = [(row.title, [text(row, who) for who in models]) for row in rows if row.title not in apart]
-    below = [*(f"({place}) {reason}" for place, reason in enumerate(notes, 1)), *map(": ".join, apart.items())]
-    return body, [*_by_chance(found, rows, models), *below]
+    return body, [*_by_chance(found, rows, models), *reasons.notes, *map(": ".join, apart.items())]
 
 
 def _by_chance(found: Sequence[Undoing], rows: Sequence[UndoRow], models: Sequence[str]) -> list[str]:
