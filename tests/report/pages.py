@@ -28,9 +28,19 @@ def asked(request: Mapping[str, Any]) -> RequestInfo:
     return RequestInfo.model_validate(request)
 
 
-def render(run: Mapping[str, Any], lines: Sequence[Any], *, rule: str = "last") -> str:
-    """The page of a run."""
-    return html.render(known(run), lines, rule=rule)
+_PAGES: dict[str, str] = {}
+
+
+def render(run: Mapping[str, Any], lines: Sequence[Any], *, rule: str = "last", again: bool = False) -> str:
+    """The page of a run. Many tests ask for the same one, and it is kept; `again` makes a new one."""
+    told = repr((run, lines, rule, html.figures._label is figures_as_drawn))
+    if again or told not in _PAGES:
+        _PAGES[told] = html.render(known(run), lines, rule=rule)
+    return _PAGES[told]
+
+
+figures_as_drawn = html.figures._label
+"""Tests that are not about figures put words in their place (`worded`)."""
 
 
 def plain(found: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], list[list[str]]]:

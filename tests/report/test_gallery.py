@@ -42,9 +42,9 @@ def test_everything_that_was_measured_is_drawn(drawn: dict[str, Picture]) -> Non
     assert drawn[metric].header == ("method", "round", "forget", "std")
 
 
-def test_the_numbers_are_those_of_the_trajectory() -> None:
-    run, lines = fake_run()
-    found = list(csv.DictReader(io.StringIO(pictures(run, lines)["test"].csv())))
+def test_the_numbers_are_those_of_the_trajectory(drawn: dict[str, Picture]) -> None:
+    _, lines = fake_run()
+    found = list(csv.DictReader(io.StringIO(drawn["test"].csv())))
     measured = {(str(line["round"]), line["test"]) for line in lines if line["method"] == "not"}
     assert {(line["round"], float(line["test"])) for line in found if line["method"] == "NoT"} == measured
 
@@ -73,7 +73,8 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
         assert one.pdf().startswith(b"%PDF")
     assert ">Average gap against computation<" in drawn["gap-by-flops"].svg, "a file says what it shows"
     assert ">NoT<" in drawn["forget"].svg and ">Retrain, last round<" in drawn["forget"].svg
-    assert drawn["forget"].svg == pictures(*fake_run())["forget"].svg
+    once_more = figures.curves(trajectories(fake_run()[1])["r1"], "forget", name="forget")
+    assert once_more is not None and drawn["forget"].svg == once_more.svg
 
 
 def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pyte
         return draw(figure, name)
 
     monkeypatch.setattr(drawing, "drawn", counted)
-    page = render(*fake_run())
+    page = render(*fake_run(), again=True)
     assert len(drawings) == len(set(drawings)) == page.count(".svg" + '"') > 5
 
 
@@ -98,13 +99,12 @@ def test_the_page_shows_a_figure_without_the_heading_and_the_legend_of_its_file(
             assert top <= float(y) <= top + height, "what can be pointed at is inside the cut"
 
 
-def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
-    run, lines = fake_run()
-    page = render(run, lines)
+def test_beside_each_figure_of_the_page_are_links_that_hold_the_files(drawn: dict[str, Picture]) -> None:
+    page = render(*fake_run())
     links = re.findall(r'<a download="([^"]+)" href="data:([\w/+]+);base64,([^"]+)"', page)
     assert len(links) == 2 * page.count('role="img" stroke-linejoin') > 10
     held = {name: base64.b64decode(data).decode() for name, _, data in links}
-    assert held["curve-0-forget.csv"] == pictures(run, lines)["forget"].csv()
+    assert held["curve-0-forget.csv"] == drawn["forget"].csv()
     ElementTree.fromstring(held["curve-0-forget.svg"])
     assert len({name for name, *_ in links}) == len(links)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import ScalarFormatter
 
-from unfed.report import drawing
+from unfed.report import drawing, figures
 
 
 def words_of(figure: Figure, name: str) -> str:
@@ -32,8 +33,15 @@ def texts_in(artist: Artist) -> Iterator[Text]:
         yield from texts_in(part)
 
 
+def placed(figure: Figure, axes: Axes, names: Sequence[tuple[str, float, float]]) -> None:
+    """Names at their points: to move them apart, the figure would have to be laid out."""
+    for name, x, y in names:
+        axes.annotate(name, (x, y))
+
+
 INSTEAD: dict[tuple[Any, str], Any] = {
     (drawing, "drawn"): words_of,
+    (figures, "_label"): placed,
     (drawing, "_bare"): lambda figure, framed, svg: svg,
     (drawing.Picture, "downloads"): lambda self: [],
 }
