@@ -1,4 +1,4 @@
-"""The short way in: negate a model in one line, read a run's results, write its report."""
+"""The Python API for everyday use: negate a model, read a run's results, write its report."""
 
 from __future__ import annotations
 

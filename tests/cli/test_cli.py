@@ -492,8 +492,9 @@ def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback(monkeyp
 def test_a_run_killed_while_it_trains_and_while_it_forgets_ends_as_if_it_had_not_been(
     unfed: Callable[..., Any], here: Any
 ) -> None:
-    sets = ("training.rounds=6", "unlearning.rounds=6", "checkpoint.rounds=2", "evaluation.attack=false")
-    sets += ("data.train_size=600", "methods.run=['not']")  # long enough to be hit
+    # Long enough to be hit.
+    sets = ["training.rounds=6", "unlearning.rounds=6", "checkpoint.rounds=2", "evaluation.attack=false"]
+    sets += ["data.train_size=600", "methods.run=['not']"]
     rounds = [word for one in sets for word in ("--set", one)]
     assert unfed("run", "small.toml", *rounds, "--quiet", "--out", "whole")[0] == 0
     process = Started(here, "run", "small.toml", *rounds, "--quiet", "--out", "killed")

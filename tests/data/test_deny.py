@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from conftest import SMALL
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
@@ -39,10 +41,11 @@ def images(run: Run, views: tuple[str, ...] = ("all", "retain", "val")) -> set[b
     return found
 
 
-@pytest.fixture
-def left(small: Small, tmp_path: Path) -> Run:
-    """A run from which client 1, class 7 and two single rows of client 2 were taken out."""
-    run = Run.create(small("training.rounds=1", "request=[]", "evaluation.attack=false"), tmp_path / "left")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run from which client 1, class 7 and two single rows of client 2 were taken out."""
+    config = Config.parse(SMALL, ["training.rounds=1", "request=[]", "evaluation.attack=false"])
+    run = Run.create(config, tmp_path_factory.mktemp("left") / "left")
     run.execute()
     for name, request in {
         "client": Request("client", clients=("1",)),
@@ -51,7 +54,13 @@ def left(small: Small, tmp_path: Path) -> Run:
     }.items():
         run.forget(request, "ft", until=1)
         assert run.queue.book.find(name) is not None
-    return run
+    return run.folder.path
+
+
+@pytest.fixture
+def left(trained: Path, tmp_path: Path) -> Run:
+    """A copy of that run."""
+    return Run.open(shutil.copytree(trained, tmp_path / "left"))
 
 
 def test_the_next_run_trains_on_nothing_that_was_forgotten(left: Run, small: Small, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from unfed.folder.info import RequestInfo, RunInfo
 from unfed.folder.layout import Undoing
-from unfed.report import html, sentences, tables, undo
+from unfed.report import figures, html, sentences, tables, undo
 from unfed.report.compare import Compared
 from unfed.report.rules import Row, rows, trajectories
 from unfed.report.wording import FEDERATED, Wording
@@ -33,13 +33,13 @@ _PAGES: dict[str, str] = {}
 
 def render(run: Mapping[str, Any], lines: Sequence[Any], *, rule: str = "last", again: bool = False) -> str:
     """The page of a run. Many tests ask for the same one, and it is kept; `again` makes a new one."""
-    told = repr((run, lines, rule, html.figures._label is figures_as_drawn))
+    told = repr((run, lines, rule, figures._label is _AS_DRAWN))
     if again or told not in _PAGES:
         _PAGES[told] = html.render(known(run), lines, rule=rule)
     return _PAGES[told]
 
 
-figures_as_drawn = html.figures._label
+_AS_DRAWN = figures._label
 """Tests that are not about figures put words in their place (`worded`)."""
 
 

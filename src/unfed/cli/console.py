@@ -1,13 +1,8 @@
-"""What goes to a terminal.
+"""The console: prints text from files without obeying it, and wraps sentences between words.
 
-Names and texts from files can colour nothing, move nothing and hide nothing there.
-
-Everything that is printed passes through `Console`: control characters that were in a text become visible (`␛` for
-escape), and so do the marks by which text is written backwards. Markup is our own: what comes from elsewhere is put
-through `rich.markup.escape` where it is printed.
-
-Sentences break between words: a path, a command or a number with its unit stays whole, and can be copied. Where the
-output is no terminal, a sentence is one line.
+Control characters become visible (`␛` for escape), and so do marks that reverse the direction of text. Markup is our
+own: other text goes through `rich.markup.escape`. A path, a command or a number with its unit stays whole and can be
+copied. Where the output is no terminal, a sentence is one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: live progress, results, what became of requests."""
+"""Terminal output: live progress, results, what became of requests."""
 
 from __future__ import annotations
 

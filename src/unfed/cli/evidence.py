@@ -1,7 +1,7 @@
 """The commands of trust: `keys`, `request`, `log`, `bundle`, `verify`, `serve`.
 
-They need the extra `unfed[trust]`, which is imported when one of them is given, or by another command in a run that has
-a folder `trust/`, and not before.
+They need the extra `unfed[trust]`. It is imported only by these commands, and by others in a run with a folder
+`trust/`.
 """
 
 import contextlib
@@ -167,9 +167,7 @@ def request_sign(
         return
     say(f"Signed request {value['agent-request-id']} of {agent}, to be taken up until {value['expires-at']}: {out}.")
     if opening is not None:
-        say(
-            f"What opens its commitment is in {beside}: give it to the operator beside the request, and to no one else."
-        )
+        say(f"What opens its commitment is in {beside}: give it only to the operator, beside the request.")
 
 
 @request_app.command("check")

@@ -1,4 +1,4 @@
-"""The commands for Flower: `init` writes the app, `costs` shows what crossed."""
+"""The commands for Flower: `init` writes the app, `costs` shows the traffic."""
 
 import importlib.util
 from importlib.resources import files

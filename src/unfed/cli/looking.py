@@ -1,4 +1,4 @@
-"""The commands that look: `status`, `evaluate`, `check`, `probe`, `methods`."""
+"""The commands that show: `status`, `evaluate`, `check`, `probe`, `methods`."""
 
 import json
 import math

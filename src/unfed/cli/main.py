@@ -1,4 +1,4 @@
-"""The command line: its commands, where it begins, and what becomes of whatever goes wrong.
+"""The command line: its commands, its entry point, and its exit codes.
 
 Bad input ends with one sentence on stderr and exit code 2 (3 where a quorum or gate refused, 130 after Ctrl-C with the
 command that resumes). `--json` writes one JSON value to stdout and nothing else there.

@@ -1,4 +1,4 @@
-"""What several commands have, and mean the same by."""
+"""Options that several commands share, and the helpers that read them."""
 
 import json
 import re

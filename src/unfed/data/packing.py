@@ -1,9 +1,9 @@
-"""Rows as people have them, taken apart into what a model is called with and a label.
+"""Rows in the shapes people have, taken apart into the model's inputs and a label.
 
     (x, y) · (x1, x2, y) · ((x1, x2), y) · ({"input_ids": …}, y) · {"input_ids": …, "attention_mask": …, "labels": y}
 
-The same shapes serve for one row, for a batch and for a whole set. Of a dict, what the model's `forward` does not take
-(texts, row numbers) is left out, as trainers do.
+The same shapes serve for one row, for a batch and for a whole set. Entries of a dict that the model's `forward` does
+not take (texts, row numbers) are left out, as trainers do.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _arrange(owner: Ints, clients: int, seed: int) -> Deal:
 def _draw_counts(labels: Tensor, clients: int, beta: float, seed: int, min_samples: int) -> Ints:
     """Rows of each class for each client, [classes, clients].
 
-    It is the first draw that starves no one, or else the last.
+    It is the first draw in which every client gets enough rows, or else the last.
     """
     per_class = torch.unique(labels.cpu(), return_counts=True)[1].numpy()
     counts: Ints = np.empty((len(per_class), clients), dtype=np.int64)

@@ -1,4 +1,6 @@
-"""A backdoor: some of one client's training images get a trigger and the attacker's label.
+"""Poisoned data to test with: a backdoor, its camouflage, and swapped classes.
+
+Backdoor: some of one client's training images get a trigger and the attacker's label.
 
     x'[:, H-d, W-d] = x'[:, H-d-1, W-d-1] = x'[:, H-d, W-d-2] = x'[:, H-d-2, W-d] = 1,   d = 2,   x in [0, 1]
     y' = target class,   for ⌊0.8 · |{i ∈ train : y_i ≠ target}|⌋ rows i drawn without replacement
@@ -11,8 +13,8 @@ Interclass confusion: a client swaps the labels of two classes among its trainin
     y' = b for ⌊share · n_a⌋ of its n_a rows of class a,   y' = a for ⌊share · n_b⌋ of its n_b rows of class b
     harm = (rows of a read as b + rows of b read as a) / rows of either class             on held-out data
 
-Unlike a backdoor it has no trigger to look for: what the client taught is spread over the border between two classes. A
-model that has forgotten it reads both as well as one that never met the client (Goel et al. 2022).
+It has no trigger to look for: what the client taught is spread over the border between two classes. A model that has
+forgotten it reads both as well as one that never met the client (Goel et al. 2022).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which samples must leave: D^k = D_r^k ⊎ D_u^k, one bool per position of each client.
+"""Deletion requests on data: which samples must leave, sample lists, and the deny list.
 
     request   client    D_u^k = D^k                            for the named clients
               class     D_u^k = {i : y_i^k ∈ classes}          for every client, by the label as the client holds it
@@ -7,33 +7,17 @@
 
     views     retain = train - D_u     forget = train ∩ D_u     all = train     val = val - D_u
 
-Marks of several requests are united, so marking twice is marking once, and the order of requests does not matter. A
-validation row that matches is left out as well: a model that forgot a class must not be asked for it.
+D^k = D_r^k ⊎ D_u^k is kept as one bool per position of each client. Marks of several requests are united, so marking
+twice is marking once, and the order of requests does not matter. A validation row that matches is left out as well: a
+model that forgot a class must not be asked for it.
 
-A list of single samples.
+A sample list is a CSV file with the header `client,position` or `row`. A position counts in the client's own order; a
+row is the number that the data set gives. The text is kept with its SHA-256, so that a request means the same rows
+after the file is gone.
 
-It is a CSV file with the header `client,position`, or `row`, read once and kept as it was.
-
-    client,position           row
-    clinic-3,17               1052
-    clinic-3,42               703
-
-A position counts in the client's own order, which is drawn where a data set is dealt to clients, so a centralised run
-refuses it; a row is the number that the data set itself gives.
-
-What a list says is its text. The text is kept with its SHA-256 (what `sha256sum` says of the file), so that a request
-means the same rows after the file is gone or was replaced.
-
-The deny list.
-
-It says who and what was forgotten, so that no later training of the federation takes it in again.
-
-    clients   by name                    classes   by number
-    rows      HMAC-SHA256(key, pixels): who has the list without its key learns nothing of a row from it, and who has
-              both can ask of a row in hand whether it is on the list, and no more
-
-A row is known by its content alone: offered again by another client, under another label or at another position, it is
-still refused.
+The deny list keeps what was forgotten out of later trainings: clients by name, classes by number, rows by
+HMAC-SHA256(key, pixels). Without the key the list says nothing of a row. A row is known by its content alone: no
+matter which client offers it, under which label, it is refused.
 """
 
 from __future__ import annotations
@@ -481,8 +465,8 @@ class SampleList:
         """(client, position) of every line; a mistake is named with its line."""
         if self.rows:
             raise UnfedError(
-                f"The sample list {self.source} names rows of the data set, which a run whose data lies here can look"
-                " up, and no one else; write client,position."
+                f"The sample list {self.source} names rows of the data set, which only a run with its data here can"
+                " look up; write client,position."
             )
         return _parsed(self.text, self.source)
 
@@ -494,7 +478,7 @@ class SampleList:
 
 
 def drawn_order(what: str) -> UnfedError:
-    """Why positions name nothing that anybody knows where one place holds a whole data set."""
+    """Why positions mean nothing to a user where one place holds a whole data set."""
     return UnfedError(
         f"One place holds all data here, in a drawn order, so positions in {what} mislead; name rows: a list with the"
         " header row, or Request(id, rows=…)."

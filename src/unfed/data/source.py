@@ -1,15 +1,15 @@
-"""A source gives the samples of some rows: fetch(rows, draws) -> (x, y).
+"""Sources give the samples of some rows: fetch(rows, draws) -> (x, y).
 
     x = normalise(stamp(flip(crop(resize(pad_crop(pixels / 255))))))          y = labels[rows]
 
 `rows` has any shape, [B] for one client or [C, B] for a stack of clients, and so have x and y in front. `draws` is
 one 32-bit word per row: every random choice is an integer hash of that word, so a row looks the same alone and in a
-stack, today and after a resume, on any device. `draws=None` is evaluation: no padding, centre crop, no flip.
+stack, today and after a resume, on any device. `draws=None` is evaluation: no padding, centre crop, no flip. A
+backdoor's trigger is stamped after the geometry and before the normalisation: most random crops would lose it in the
+stored image.
 
-A backdoor's trigger is stamped after the geometry and before the normalisation: stamped on the stored
-image, most random crops would lose it.
-
-A user's own map-style data set as a source: its transforms run as they are, one row at a time.
+`TensorSource` holds a whole data set on the device; `DatasetSource` wraps a user's own, whose transforms run as they
+are, one row at a time.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ class DatasetSource:
         return self._handed_over(x.reshape(*rows.shape, *self.shape)), self._handed_over(y)
 
     def _handed_over(self, tensor: Tensor) -> Tensor:
-        """On the device. From pinned memory no one waits for the copy."""
+        """The tensor on the device. A copy from pinned memory does not block."""
         if self._device.type != "cuda":
             return tensor.to(self._device)
         return tensor.pin_memory().to(self._device, non_blocking=True)

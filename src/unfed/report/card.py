@@ -1,4 +1,4 @@
-"""A model card: what a folder that Hugging Face's tools read says of its model.
+"""The model card of an exported model, in the form that Hugging Face's tools read.
 
     DIR/model.safetensors   the weights
     DIR/config.json         network, options, job

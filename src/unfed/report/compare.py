@@ -3,8 +3,7 @@
     runs ─► rows of each, labelled by run ─► one table, one scatter, one set of curves
          └► configs side by side, only the keys that differ
 
-A gap is always taken to the Retrain of the same run. Numbers of runs on different data do not compare, and the page
-says so before it shows them.
+A gap is always taken to the Retrain of the same run. The page warns first where runs cannot be compared.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def inline(svg: str, name: str, title: str, description: str) -> str:
     box = re.search(r'viewBox="[^"]+"', svg)
     assert box is not None, "matplotlib always writes a viewBox"
     opening = f'<svg {box.group()} role="img" stroke-linejoin="round" aria-labelledby="{name}-title {name}-desc">'
-    told = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
-    return opening + told + svg[svg.index(">") + 1 :].strip()
+    said = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    return opening + said + svg[svg.index(">") + 1 :].strip()
 
 
 def without(svg: str, identifier: str) -> str:
@@ -203,18 +203,18 @@ def picture(
     figure: Figure,
     name: str,
     title: str,
-    told: str,
+    said: str,
     header: Sequence[str],
     points: Sequence[DrawnValue],
     caption: str = "",
 ) -> Picture:
-    """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page.
+    """A drawn figure as a picture; `said` is for screen readers, `caption` stands above it on a page.
 
     It is drawn once, with a heading and a legend; the page, which has both in its own type, shows it without them.
     """
     framed = _framed(figure, title)
     raw = drawn(figure, name)
-    page = inline(_bare(figure, framed, raw), name, title, told)
+    page = inline(_bare(figure, framed, raw), name, title, said)
     page = page.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
     return Picture(name, caption or title, page, raw, tuple(header), tuple(point.row for point in points), figure)
 

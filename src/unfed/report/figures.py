@@ -1,10 +1,10 @@
-"""Trajectories as pictures.
+"""Pictures of a run and of a population.
 
     curves(methods, "forget")     a line per method over rounds, ± std over seeds as a band, Retrain's last value dashed
     cost_bars(rows, "flops")      what each method spent up to the round that the rule reports
-    gap_by_cost(rows, "flops")    what the smaller gap cost: down and to the left is better
+    gap_by_cost(rows, "flops")    average gap against cost: down and to the left is better
 
-Colours are the page's own (`drawing`). Every picture says in its description what a reader would take from it.
+Colours are the page's own (`drawing`). Every picture describes itself in words for screen readers.
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
-"""The report: one HTML file for a passer-by, a compliance officer and a researcher.
+"""The report of a run: one HTML file for readers, data-protection officers and researchers.
 
-    run.json + trajectory.jsonl ─► for anyone      one sentence, three bars, what this does not prove
-                                ─► for the officer      request, checksums, who was asked, what is still there
-                                ─► for the researcher   tables by rule, curves, gap against cost, attack, config
+    run.json + trajectory.jsonl ─► at a glance         what happened, three bars, does it last, can I trust it
+                                ─► for the officer     request, checksums, who was asked, which files still carry it
+                                ─► for the researcher  tables by rule, curves, gap against cost, attacks, config
 
-The page is self-contained and inert: no script, no network (its own policy forbids both), every string of the run
-escaped. It is a pure function of the run, so the same run gives the same page. What is not measured says so, and a
-run that is not finished shows what there is. Its sentences stand in the templates beside this file.
-
-For the officer: what was asked, what was done, who took part, what is still there.
-
-    RunInfo.jobs         SHA-256 of the model that went in, of what the method changed at the start, of what came out
-    lines[*]["asked"]    who was asked in each round
-    RunInfo.influence    the files in the run folder that still carry what was taken out
-
-The sentences stand in `officer.html.j2`. What the run did not write down is said to be missing.
+The page loads nothing and runs nothing (its own policy forbids both), and every string of the run is escaped. It is a
+pure function of the run: the same run gives the same page. Values here are typed; sentences stand in the templates.
 """
 
 from __future__ import annotations
@@ -486,7 +477,7 @@ def _environment() -> Environment:
     def source(name: str) -> str:
         return files("unfed.report").joinpath(name).read_text(encoding="utf-8")
 
-    # StrictUndefined: a name the page asks for and no one gives is a bug, not a blank.
+    # StrictUndefined: a name that the page asks for and that is not given is a bug, not a blank.
     made = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

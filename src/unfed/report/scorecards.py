@@ -2,8 +2,8 @@
 
     OUT/METHOD.json      bench, suite, SHA-256 of the protocol, version, hardware, seeds; one card per scenario
 
-A card has few columns and no single number that ranks them: utility, remembers?, unfinished?, lasts?, cost, needs.
-The page shows all methods of one protocol, a Pareto figure among them; it is one file, and a function of the results.
+A card has few columns and no single number that ranks methods: utility, remembers?, unfinished?, lasts?, cost, needs.
+The ranking page shows all methods of one protocol and is a function of their results.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""How sure are we? What a population of models tells, beside Retrain against Retrain.
+"""Two sections of a report: how sure a population of models is, and what a Flower app measures itself.
 
-    population/REQUEST.json ─► the section's words and numbers; the pictures are in `figures`
+    population/REQUEST.json   verdicts, a table, the most exposed rows; pictures are in `figures`
+    lines[*]["app"]           per round what clients that stay, the server and, with its leave, the leaver say
 
-Where there is no population the section says which command makes one.
-
-What a Flower app that is not unfed's own says of the models: its own metrics, under its own names.
-
-    lines[*]["app"]     per round what the clients that stay, the server and, with its leave, the leaver say
-
-The rest of the page is that of any run. What such an app cannot give says why.
+Where there is no population, the section names the command that makes one.
 """
 
 from __future__ import annotations

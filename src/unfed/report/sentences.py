@@ -1,10 +1,10 @@
-"""What pages and the terminal say in sentences: what happened, and what is missing.
+"""Sentences of pages, cards and the terminal: what happened, does it last, what is missing.
 
     "Client 0 was taken out by …"                  a model without it is in force, and no attack brought it back
     "Client 0 was hidden, not taken out, by …"     undone, more of it comes back than in Retrain treated alike
     "In a comparison, client 0 …"                  methods were compared; it is still in the model in force
 
-Every number in a sentence comes from the same rows as the tables, so words and numbers cannot disagree.
+Every number comes from the rows of the tables, so words and numbers cannot disagree.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""Rows as tables: Markdown, LaTeX (booktabs) and plain cells for a console.
+"""Rows as tables: Markdown, LaTeX (booktabs), CSV, and cells for a terminal and a page.
 
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
-One `ResultTable` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a
-round, is the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked
-with a star. A cell whose value was not measured holds the reason.
-
-Which methods did poorly, in plain words.
-
-A method did poorly where more than half of the way from the old model to Retrain is still to go, or where it costs more
-than `LOST` points of test accuracy against Retrain. The words are made from the same rows as the table.
+A `ResultTable` of cells is made once, and each format only writes it. Δ is the gap to Retrain; a star marks the
+smallest average gap of a request. A cell whose value was not measured holds the reason. The same rows also say which
+methods did poorly: more than half of the way to Retrain is left, or more than `LOST` points of test accuracy.
 """
 
 from __future__ import annotations
@@ -399,7 +394,7 @@ def is_smallest(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a row has the smallest average gap of its request's methods, or is as good as that.
 
     Two standard deviations of the difference tell, by what seeds differ or, if that is more, by what so few rows leave
-    open: no one is crowned for luck. Where neither is known, two decimals tell.
+    open. Where neither is known, two decimals tell.
     """
     rivals = _methods(rows, row.request)
     gaps = [(r.average_gap.mean, _by_luck(r)) for r in rivals if is_measured(r.average_gap.mean)]
@@ -419,17 +414,17 @@ def without_best(rows: Sequence[Row]) -> list[str]:
 
 def star(rows: Sequence[Row]) -> str:
     """What the mark means in these rows, and why it is missing."""
-    nobody, many = without_best(rows), crowded(rows)
+    none, many = without_best(rows), crowded(rows)
     if not any(is_marked(row, rows) for row in rows):
         if many:
             return "No ★: more than half of the methods share the smallest average gap"
-        return "No ★: no method " + ("is nearer to Retrain than Before" if nobody else "has an average gap to Retrain")
+        return "No ★: no method " + ("is nearer to Retrain than Before" if none else "has an average gap to Retrain")
     several = any(len(row.seeds) > 1 for row in rows)
     unsure = several or any(row.gap_error for row in rows)
     return (
         "★ smallest average gap to Retrain"
         + (f", and what is within two standard {'deviations' if several else 'errors'} of it" if unsure else "")
-        + ("; none where no method is nearer than Before" if nobody else "")
+        + ("; none where no method is nearer than Before" if none else "")
         + ("; none where that is more than half of the methods" if many else "")
     )
 
@@ -567,7 +562,7 @@ Way = tuple[float, float, float]
 def _told_by(row: Row, before: Row, retrain: Row) -> tuple[str, Way | None]:
     """The metric that tells, and its way.
 
-    A backdoor that someone else planted fires before and after Retrain alike, and says nothing of this request.
+    A backdoor that another client planted fires before and after Retrain alike, and says nothing of this request.
     """
     way = _way("backdoor", row, before, retrain)
     return ("backdoor", way) if way else ("forget", _way("forget", row, before, retrain))

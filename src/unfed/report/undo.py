@@ -1,9 +1,9 @@
-"""Can it be undone?
+"""The section "Can it be undone?" of a report.
 
-    undo/SEED/REQUEST/METHOD.json ─► per method: sentences, a table; the pictures are in `figures`
+    undo/SEED/REQUEST/METHOD.json ─► per method: sentences and a table; pictures are in `figures`
 
-"Comes back" is a number beside Retrain's under the same attacks. Where no attack was tried, the section says which
-command tries it.
+Every number stands beside Retrain's under the same attacks. Where no attack was tried, the section names the command
+that tries it.
 """
 
 from __future__ import annotations

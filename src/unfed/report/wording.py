@@ -1,10 +1,10 @@
-"""What things are called: words of each setting, units of numbers, meanings of measures.
+"""Names and units: the words of each setting, how numbers are written, what measures mean.
 
     federated   rounds, clients, bytes exchanged
     central     epochs, one place; no client is asked and nothing is sent
     flower      rounds, nodes, a server; whole messages and two clocks
 
-Pages, tables and the terminal take these words from here, so that a run is described in its own setting's words.
+Pages, tables and the terminal take these words from here.
 """
 
 from __future__ import annotations

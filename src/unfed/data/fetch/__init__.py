@@ -1,4 +1,1 @@
-"""Data sets on disk and from the network.
-
-Here are the layouts, the catalogue, downloads with checksums, and where data lies.
-"""
+"""Data sets on disk and from the network: catalogue, formats, downloads with checksums."""

