@@ -266,7 +266,6 @@ EXEMPT = (
     "unfed/cli/paper.py:paper",
     "unfed/cli/looking.py:probe",
     "unfed/cli/requests.py:forget",
-    "unfed/cli/evidence.py:serve",
     "unfed/cli/evidence.py:request_sign",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )

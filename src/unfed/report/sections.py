@@ -1,4 +1,4 @@
-"""Two sections of a report: how sure a population of models is, and what a Flower app measures itself.
+"""Two sections of a report: how sure a population of models is, and what a Flower app measures.
 
     population/REQUEST.json   verdicts, a table, the most exposed rows; pictures are in `figures`
     lines[*]["app"]           per round what clients that stay, the server and, with its leave, the leaver say
