@@ -88,10 +88,7 @@ def members(names: Iterable[str]) -> str:
 
 
 def extra(name: str) -> str:
-    """How an extra is installed.
-
-    No release is on PyPI: there `unfed[name]` would find nothing, or someone else's.
-    """
+    """How an extra is installed: from a clone, because no release is on PyPI."""
     return f"`pip install '.[{name}]'` in a clone of unfed"
 
 

@@ -98,7 +98,7 @@ def leave_current_folder() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     own = {Path(place).resolve() for place in sysconfig.get_paths().values()}
     here = Path().resolve()
-    if here not in own:  # someone may stand where Python's own packages lie
+    if here not in own:  # the current folder may hold Python's own packages
         sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
 
 

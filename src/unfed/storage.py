@@ -60,7 +60,7 @@ def write_bytes(path: Path, *data: bytes | memoryview) -> None:
 
 
 def deliver(path: Path, data: bytes) -> None:
-    """Write a file that someone asked for, and take away what a killed writer of it left beside it."""
+    """Write a file that a user asked for, and remove what a killed writer of it left beside it."""
     sweep_beside(path)
     write_bytes(path, data)
 
@@ -81,7 +81,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def refuse_other(path: Path, links: bool = False) -> None:
-    """Refuse to put a file in the place of what is none: anyone who is root would lose /dev/null by it.
+    """Refuse to replace anything but a file: root would lose /dev/null by it.
 
     With `links` a link is replaced that leads to a file, or nowhere; what it leads to is never touched.
     """
@@ -121,10 +121,7 @@ def _held(descriptor: int) -> bool:
 
 
 def _own(path: str, flags: int) -> int:
-    """Open a file for its owner alone, itself and no link to another.
-
-    A folder may have come from someone else.
-    """
+    """Open a file for its owner alone, never through a link: a folder may come from elsewhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), PRIVATE)
 
 
@@ -135,8 +132,8 @@ def write_json(path: Path, value: Any) -> None:
 def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
     """What a file holds from a place on; what is no file, or has more bytes than this, is refused.
 
-    A folder may have come from someone else: a link to a device never ends, and a pipe is waited for. Only one that a
-    shell hands over under its own name is read: the one who typed it has a writer for it.
+    A folder may come from elsewhere: a link to a device never ends, and reading a pipe blocks. Only a pipe that a shell
+    hands over under its own name is read, because its writer was started with it.
     """
     handed = os.fspath(path).startswith(HANDED)
     flag = 0 if handed else getattr(os, "O_NONBLOCK", 0)
@@ -310,9 +307,7 @@ def link(path: Path, second: Path) -> None:
 def verify(path: Path, what: str = "checkpoint") -> None:
     """Refuse a file whose tensors or numbers are not those that were written.
 
-    One of other makers has nothing to say.
-
-    What cannot be read at all is left to its reader.
+    A file without sums (of other programs) passes, and one that cannot be read at all is left to its reader.
     """
     refuse_no_file(path)
     try:

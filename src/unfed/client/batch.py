@@ -125,7 +125,7 @@ class Draws:
         labels: bool = True,
         dropout: bool = True,
     ) -> Draws:
-        """What no one reads is not drawn; zeros stand in its place."""
+        """Words that are not read are not drawn; zeros stand in their place."""
         unread = torch.zeros_like(order)
         return Draws(
             rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,

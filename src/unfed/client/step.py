@@ -305,10 +305,9 @@ def _batches(
 
 
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
-    """Whether batches are made ahead of time.
+    """Whether batches are made ahead of time: where a data set on the host feeds another device.
 
-    That is so where a data set on the host feeds another device and no one can tell the difference. A rule that stops
-    early, or a model that draws, would leave the data set's random numbers elsewhere than today.
+    Not with a rule that stops early or a model that draws: a data set that draws would then end elsewhere.
     """
     if client.source.resident or phase.stop is not None or template.draws_its_own:
         return False

@@ -1,14 +1,10 @@
-"""The engine contract: what goes in, what comes back.
+"""The engine contract, observers of an engine, and visits of several federations as one stack.
 
-Listening to an engine: what went in, what came back, which rows were read to train on.
+An engine trains and measures on clients, wherever they are. An observer changes nothing; it hears which rows were
+trained on, what went in and what came back. It is for engines that work here: a transport counts its own messages.
 
-An observer changes nothing and hears what really passed, no matter who asked. It is for engines that work here; what
-real messages carried, the messenger counts itself.
-
-What several federations ask of their clients at the same time, as one stack.
-
-θ      = [θ⁰, θ⁰, …, θ¹, θ¹, …]          each client starts from its own federation's model
-stack  ─► [block of federation 0, block of federation 1, …]
+    θ      = [θ⁰, θ⁰, …, θ¹, θ¹, …]          each client starts from its own federation's model
+    stack  ─► [block of federation 0, block of federation 1, …]
 """
 
 from __future__ import annotations

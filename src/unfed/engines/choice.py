@@ -1,4 +1,4 @@
-"""Which engine suits a model and a device: what was measured, as a rule.
+"""Which engine suits a model and a device, what makes runs repeatable, and evaluation as in training.
 
     CPU    batched while one client's step keeps at most 1.3 MB of activations
     CUDA   batched while one client's step takes at most 50 GFLOP forward
@@ -8,16 +8,11 @@ A stack saves the overhead of many small operations. On two CPU cores that is wo
 digits, nothing at 1.5 MB per step, and a loss of ×0.5 for a 32×32 CNN at batch 64, whose activations leave the cache.
 A GPU is idle under small steps: one client's step of the fitted CNN is 2 GFLOP, of ViT-B/16 at 224 it is 2,200.
 
-What lets a run be repeated bit for bit: a fixed order of adding, and one library to the end.
+To repeat a run bit for bit, sums must be added in a fixed order and one library must be used to the end. A GPU may add
+up a gradient in whatever order its blocks finish, a library may time its kernels and pick another one tomorrow, and
+PyTorch gives a library up for good at the first product that it refuses.
 
-A GPU may add up a gradient in whatever order its blocks finish, a library may time its kernels and pick another one
-tomorrow, and PyTorch gives a library up for good at the first product that it refuses. All of these change last bits,
-and a resumed run must not notice that it was interrupted.
-
-Evaluation in the precision of training, and on CUDA with the kernels of a recorded step.
-
-A run that trains in bf16 keeps its params in float32, and evaluates in float32, layer by layer, unless its config says
-`evaluation.precision = "engine"`. Then logits come out of the same products as in training.
+A run in bf16 keeps its params in float32. `evaluation.precision = "engine"` evaluates by the products of training.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _answers(asked: Sequence[tuple[Batched, Visit]]) -> list[list[Block]]:
 
 
 class _GivenUp(BaseException):
-    """Another federation failed, or someone pressed Ctrl-C: what waits here is not answered any more."""
+    """Another federation failed, or Ctrl-C was pressed: what waits here is not answered any more."""
 
 
 class _Seat(Generic[T]):

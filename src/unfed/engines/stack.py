@@ -1,14 +1,10 @@
-"""Many clients as rectangles: which rows, and which words, each of them takes in step t.
+"""Many clients as rectangles of rows and words, and the one step mapped over them.
 
     order[c] = argsort(words(key_c, 0 … n_c−1), padding last)         one sort for the whole stack, on the device
     batch[c] = order[c, begin_c(t) : end_c(t)]                        padded to the widest, padded rows weigh 0
 
 A client's place in its passes is a closed form of t (`PhaseSteps`), so clients with few rows may be in their third pass
-while others are in their first, and no one waits. Every word is the hash that the client would draw alone.
-
-The one step, mapped over a stack.
-
-Both halves of `client.step` are here, for clients whose tensors lie stacked.
+while others are in their first, without waiting. Every word is the hash that the client would draw alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Algorithm 1 of the paper, for whichever method.
-
-The model is changed once, then those who stay train it in rounds.
+"""Algorithm 1 of the paper: a method changes the model once, then the remaining clients train it.
 
 A job (`runs/job.py`) draws states out of `unlearn` one by one; it evaluates and saves between them.
 """

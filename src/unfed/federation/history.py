@@ -1,4 +1,4 @@
-"""What a server keeps from training, because a method will need it once someone leaves.
+"""What a server keeps from training, because a method will need it when a client leaves.
 
     past     = one round as it happened: plan, θ^{t−1}, the accepted updates, the requests in force
     history  = record(history, past), round after round

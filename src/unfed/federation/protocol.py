@@ -69,7 +69,7 @@ class Server(Protocol):
         transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
         patient: bool = False,
     ) -> Iterator[Block]:
-        """Ask clients to run a plan; a `patient` server waits until everybody has answered."""
+        """Ask clients to run a plan; a `patient` server waits for every answer."""
 
     def replay(
         self, plan: Plan, params: Params, clients: Sequence[str], scope: Sequence[Mapping[str, Any]]

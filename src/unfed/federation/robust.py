@@ -3,7 +3,7 @@
     mean      θ + Σ p_k Δ_k                                    the paper's FedAvg; Δ_k = θ_k − θ
     norm      θ + Σ p_k min(1, b·m / ‖Δ_k‖) Δ_k                m is the median of the ‖Δ_k‖: no client moves θ by
                                                                more than b times what is usual in this round
-    median    θ + median_k Δ_k                                 coordinate by coordinate, everybody weighs the same
+    median    θ + median_k Δ_k                                 coordinate by coordinate, all clients weigh the same
     trimmed   θ + mean of Δ_k without the ⌊t·K⌋ smallest and as many largest, coordinate by coordinate
 
 They hold against fewer than half of the clients (median), ⌊t·K⌋ of them (trimmed), or bound what each can do (norm).
@@ -15,7 +15,7 @@ Under every rule, an update that no honest training makes is refused by name bef
 
 Both must be exceeded: lengths differ between honest clients (more rows, more steps) and between rounds (a rate that
 rises), but an honest update is seldom longer than the model itself. Earlier rounds say what is usual, so an update can
-be averaged as it comes. A job's first round of a kind is held until everybody answered, and u is its own median; with
+be averaged as it comes. A job's first round of a kind is held until all have answered, and u is its own median; with
 fewer than three answers u is ‖θ‖. It is refused, not cut to length: its direction is no better than its length.
 """
 

@@ -1,6 +1,4 @@
-"""The server of a job.
-
-It says who takes part, what they are asked, what is refused, what is averaged, and what it all costs.
+"""The server of a job: it asks clients, refuses bad updates, averages the others, counts the cost.
 
     P_r ← participants(r) of the retained clients
     θ   ← average(θ, train(plan(r), θ, P_r))           each k ∈ P_r trains one epoch on D_r^k
@@ -52,7 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Members:
-    """Who is there: it changes when a further request marks more rows, or someone joins."""
+    """The clients: they change when a further request marks more rows, or a client joins."""
 
     clients: Mapping[str, ClientData]
     engine: Engine
@@ -106,10 +104,7 @@ class JobServer:
         self.look_at(members)
 
     def look_at(self, members: Members) -> None:
-        """Take note of who holds what.
-
-        Called again when a further request marks more rows, or someone joined.
-        """
+        """Note which client holds what; called again when a request marks more rows, or a client joined."""
         clients, self.engine = members.clients, members.engine
         self._public = members.public or self._public
         self._place = {name: place for place, name in enumerate(clients)}.__getitem__
@@ -177,7 +172,7 @@ class JobServer:
 
         What cannot be averaged is refused and named; below the quorum the round fails.
 
-        A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
+        A `patient` server waits for every answer: a leaver's own phase cannot go on without the leaver.
         """
         return self._train(plan, params, clients, context or {}, _Asking(transfer, patient))
 

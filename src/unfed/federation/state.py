@@ -1,21 +1,17 @@
-"""What a method hands from round to round.
+"""A method's state between rounds, the ledger of what unlearning cost, and how rounds are run.
 
-It is params, tensors and numbers, nothing else, so it can be saved after any round.
-
-What unlearning cost, cumulated from its start to the round at hand.
+A state is params, tensors and numbers, nothing else, so it can be saved after any round. The ledger's columns are
+cumulative:
 
     comm_bytes  = Σ over model transfers of 4·P         the paper's rule: one download and one upload per participant
     wire_bytes  = Σ over everything that crossed        buffers and context models too, in their own types
     flops       = Σ over samples of 3·F, or F           forward and backward, or forward only
-
     stored_*    = history kept since training           at the server; and what the method as first published would
                                                         have kept for the same rounds
 
-F is `flop_counter`'s count of one forward pass, without fused kernels; P counts trainable parameters. Evaluation and
-averaging are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none. Where
-messages are real (Flower), `serialised_bytes` counts them whole.
-
-How rounds are run: how many, who is asked, at which learning rate.
+F is the count of one forward pass, without fused kernels; P counts trainable parameters. Evaluation and averaging are
+not counted. Framing (headers, serialisation) is not in `wire_bytes`; over Flower, `serialised_bytes` counts whole
+messages.
 
 A one-cycle is the recipe that makes recovery and Retrain cheap. Over T rounds with peak η, U = ⌈T/5⌉:
 

@@ -254,7 +254,7 @@ class Central(Method):
 METHODS: dict[str, type[Method]] = {}
 
 SHIPPED = ("unfed.methods.nr_freeze:NRFreeze",)
-"""Methods of this package that are asked for by their path, not by a name; they are no one else's code."""
+"""Methods of this package that are asked for by their path, not by a name; they are not foreign code."""
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -309,7 +309,7 @@ def admit(
     for need in sorted(method.needs - provided):
         what = "the target client's data" if need == "forget" and scope == CLIENT else NEEDS[need]
         why = (missing or {}).get(need, "this run does not have it")
-        # History is recorded per method, so what this one lacks no one else is promised.
+        # History is recorded per method, so other methods that need history may lack theirs too.
         raise UnfedError(f"{name} needs {what}; {why}. Use {_able(scope, provided - {'history'}, provided)}.")
 
 
@@ -331,10 +331,7 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 
 
 def is_code(name: str) -> bool:
-    """Whether a method's name means code of someone else's.
-
-    That code may be in a module, in a file, or in an installed package.
-    """
+    """Whether a method's name means foreign code: a module, a file, or an installed package."""
     if name in METHODS or name in SHIPPED:
         return False
     return plugins.looks_like_code(name) or bool(_installed(name))

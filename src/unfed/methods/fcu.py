@@ -1,6 +1,4 @@
-"""FCU: features of D_u are pulled towards a model that never saw them.
-
-The leaver does it, and keeps the low frequencies.
+"""FCU: the leaver pulls features of D_u towards a model that never saw them.
 
     begin, at the leaver:   L = −log( e^{2 s_d} / (e^{2 s_d} + e^{2 s_p}) )      s_d = cos(f_θ(x), f_ψ(x))
                             by Adam on D_u inputs, labels unread                  s_p = cos(f_θ(x), f_θ*(x))

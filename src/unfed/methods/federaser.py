@@ -7,12 +7,12 @@
                θ̃_j = θ̃_{j−1} + Σ_{k∈R} p_k Ũ_k
     done:      after the last kept round; no further recovery
 
-A kept round in which no one who stays took part is skipped; if that is round 1, the replay starts at θ^0 itself.
+A kept round in which none of the remaining clients took part is skipped; if that is round 1, the replay starts at θ^0.
 
 The rule asks stored updates only for their norms, except in round 1, so the norms are all that is stored: a few floats
 per client and round in the place of whole updates. Norms are taken per client and per tensor;
 buffers are averaged as they come, for a norm ratio means nothing there. A calibration round repeats the draws of the
-round it replays, so with no one removed the original training comes out again.
+round it replays, so without a leaver the original training comes out again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FedEraser(Method):
         return Block((block.clients[i],), params, (block.samples[i],), (block.trained[i],), (block.forwarded[i],))
 
     def _then(self, server: Server, state: State, replayed: int) -> State:
-        """Where the replay stands; without a kept round that someone who stays took part in, it is done."""
+        """Where the replay stands; it is done when no kept round of a remaining client is left."""
         over = _next(server, after=replayed) is None
         return replace(state, numbers={} if over else {"replayed": replayed}, done=over, model=over)
 
@@ -184,7 +184,7 @@ def _rounds(history: History, client: str) -> Sequence[int]:
 
 
 def _next(server: Server, after: int) -> int | None:
-    """The next kept round in which someone who stays took part; None if none is left."""
+    """The next kept round in which a remaining client took part; None if none is left."""
     kept = [_rounds(server.history, client) for client in server.retained]
     places = [bisect_right(rounds, after) for rounds in kept]
     return min((rounds[i] for rounds, i in zip(kept, places, strict=True) if i < len(rounds)), default=None)

@@ -1,6 +1,6 @@
 """FUKD: subtract everything the leaver ever contributed, then let the old model teach what broke.
 
-    training:  S_k = Σ_t p_k^t U_k^t          for every client, since no one knows yet who will leave
+    training:  S_k = Σ_t p_k^t U_k^t          for every client, since each of them may leave
     begin:     θ' = θ* − Σ_{k leaves} S_k      as if the leaver had sent zero updates
                distil: min τ² KL( softmax(z_θ*(x)/τ) ‖ softmax(z_θ'(x)/τ) )   on unlabelled data at the server
     round:     FedAvg over D_r

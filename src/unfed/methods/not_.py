@@ -1,6 +1,4 @@
-"""NoT: negate the weights of chosen layers, then let the remaining clients fine-tune.
-
-It starts at the converged model.
+"""NoT: negate chosen layers of the converged model, then let the remaining clients fine-tune.
 
     begin: θ' = (−θ*_ℓ)_{ℓ ∈ L_neg} ⊕ (θ*_ℓ)_{ℓ ∉ L_neg}          (Eq. 3)
     round: FedAvg over D_r                                          (Algorithm 1)

@@ -8,7 +8,7 @@
 
 θ_t^T is the leaver's last local model. Clients here keep nothing, so it is replayed from θ^{T−1}, bit for bit, because
 randomness is a function of the round; the server keeps that one model (under partial participation one per round in
-which someone was last seen). p_t is the leaver's share of the samples averaged in the last round of all: a leaver that
+which a client was last seen). p_t is the leaver's share of the samples averaged in the last round of all: a leaver that
 was not there has none, and where no leaver was, θ* is the others' mean already. Each of several leavers climbs from the
 same w_ref, and the results are averaged. A loss that is not finite ends the climb at the last finite, projected w.
 """
@@ -180,7 +180,7 @@ def entered(history: History, client: str, last: Params, name: str) -> Tensor:
 
 
 def _referenced(history: History) -> History:
-    """Only the models before a round in which someone was last seen."""
+    """The history with only the models before a round in which a client was last seen."""
     keys = {record.numbers["last"] for record in history.own.values()}
     shared = {key: params for key, params in history.shared.items() if key in keys}
     numbers = {key: facts for key, facts in history.numbers.items() if key in keys or key == "latest"}

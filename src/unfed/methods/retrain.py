@@ -1,6 +1,4 @@
-"""Retrain: start afresh without D_u.
-
-This is exact unlearning, and what every other method is measured against.
+"""Retrain: start afresh without D_u. Every other method is measured against this exact unlearning.
 
     begin: θ ← a fresh initialisation          round: FedAvg over D_r
            or θ^k, a model that training kept after round k, before any client with rows in D_u was asked

@@ -1,6 +1,4 @@
-"""Sealed: perturb hidden layers by a draw that is not kept, then fine-tune.
-
-The remaining clients do that.
+"""Sealed: perturb hidden layers by a draw that is not kept, then let the remaining clients fine-tune.
 
     begin: θ' = perturb(θ*, layers, draw)          draw: 32 bytes of the operating system, used once and forgotten
     round: FedAvg over D_r
@@ -10,13 +8,12 @@ The head is where a class is one number: with θ*'s head, raising the bias of th
 class back (measures/undo/flip.py).
 
 NoT's negation has a public inverse, a minus sign: anyone who has the published model can turn it back, and a second
-request does. Here there is none to apply. The perturbation is a pure function of (params, layers, draw); only the draw
-is no one's: no config key, flag or file sets or holds it. A run resumes from the perturbed params, which are saved
-after `begin` and overwritten by the first round; killed before that, it draws again. Beside θ* they would give the draw
-away. Nor is anything recorded of its rounds (its lineage ends): a sum of updates leads from the published model back to
-the perturbed one. Running statistics begin afresh.
-
-The adversary meant has only the published model. Anyone who took part has θ* already.
+request does. Here there is none to apply. The perturbation is a pure function of (params, layers, draw); the draw
+itself is kept nowhere: no config key, flag or file sets or holds it. A run resumes from the perturbed params, which are
+saved after `begin` and overwritten by the first round; killed before that, it draws again. Beside θ* they would give
+the draw away. Nor is anything recorded of its rounds (its lineage ends): a sum of updates leads from the published
+model back to the perturbed one. Running statistics begin afresh. The adversary meant has only the published model.
+Anyone who took part has θ* already.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ Source = Callable[[int], bytes]
 
 
 def from_the_system(seed: int) -> bytes:
-    """What no one else has, and no one has again."""
+    """Bytes that nothing keeps and nothing can draw again."""
     return secrets.token_bytes(DRAW_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""How a network is called, where its logits are in what it gives back, and layers that are called as one.
+"""How a network is called, where its logits are, and which layers are called as one.
 
     x [N, …]             one tensor of floats: handed over as it is
     x [N, numbers]       several tensors, or whole numbers: `Inputs` takes a row apart into what `forward` wants
@@ -215,7 +215,7 @@ _ways: list[dict[str, Better]] = []
 
 
 def block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor:
-    """The four layers one after another, unless someone has a better way."""
+    """The four layers one after another, unless `computed_by` offers another way."""
     found = _offered("block", x, conv, norm, relu, pool)
     out: Tensor = pool(relu(norm(conv(x)))) if found is None else found
     return out

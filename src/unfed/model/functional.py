@@ -1,12 +1,10 @@
-"""A module is only the template that turns params and inputs into logits or features.
+"""A module as a pure function of params and inputs, and what its forward pass costs.
 
     Template(module).bind(params)            eval mode: dropout off, running statistics
     Template(module).bind(params, key=…)     train mode: dropout drawn from the key, batch statistics
 
 Layers that draw, and BatchNorm, are swapped for the twins of `keyed.py`: a client alone equals the client in a stack.
-The caller's module is copied, never changed.
-
-What one forward pass of a network costs, in floating-point operations: two per multiply-add.
+The caller's module is copied, never changed. `forward_flops` counts two operations per multiply-add.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Addressing tensors: which ones are L_neg?
+"""Which tensors a model has, which of them an address means (L_neg), and which pairs undo each other.
 
     paper               what the paper negates: conv+dense<=150 on EfficientNet, `first` on every other network
     first               the first convolution, dense or embedding weight that trains (never a class token, a bias or a
-                        norm scale); where all parameters are frozen, nothing is meant by it and the first counts
+                        norm scale); where all parameters are frozen, the first counts
     hidden              every convolution, dense or embedding weight that trains, but those of the head alone
     conv1.weight        a tensor by its name
     conv1               a module: its weight
@@ -11,15 +11,11 @@
     fc.weight[0:10]     some rows of one tensor
     conv+dense<=150     a set: convolution and dense weights whose index is at most 150
 
-`choose` reads a module. `choose_in` has only names and shapes (a model file): there the kind of a tensor is *judged*,
-and says so, and whatever depends on the order needs the file's `order` metadata, because safetensors sorts tensors by
-alignment and name: the first tensor of a file is hardly ever the first layer.
+`choose` reads a module. `choose_in` has only names and shapes (a model file): it *judges* the kind of a tensor by them,
+and says so. Whatever depends on the order needs the file's `order` metadata, because safetensors sorts tensors by
+alignment and name.
 
-What a model's tensors are: their kinds, their order, and the names they answer to.
-
-`table_of` asks a module. `table_from` has only names and shapes (a model file), and judges the kinds by them.
-
-Pairs of tensors that turn each other back: where both are negated, the function is as it was.
+Partners are pairs of tensors that leave the function as it was when both are negated:
 
     γ · norm(C(x))          (−γ) · norm(−C(x))        a layer, and the scale of the normalisation right after it
     N(tanh(C(x)))           (−N)(tanh(−C(x)))         two layers with an odd activation between them
@@ -34,7 +30,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -175,6 +171,15 @@ def adapter_of(name: str) -> tuple[str, str] | None:
     return None if match is None else (name[: match.start()] + name[match.end() :], match["half"])
 
 
+def _adapters(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The halves A and B of every low-rank adapter of which both are among these tensors."""
+    halves: dict[str, dict[str, str]] = {}
+    for name in names:
+        if (found := adapter_of(name)) is not None:
+            halves.setdefault(found[0], {})[found[1]] = name
+    yield from ((both["A"], both["B"]) for both in halves.values() if len(both) == 2)
+
+
 def _judged_kind(name: str, ndim: int) -> str:
     """The kind of a tensor by its name and shape, when there is no module to ask."""
     lower = name.lower()
@@ -191,28 +196,25 @@ def _judged_kind(name: str, ndim: int) -> str:
 
 
 @dataclass(frozen=True)
-class PartnerPart:
-    """One tensor, or rows [a, b) of one tensor."""
+class Choice:
+    """One tensor, or rows [a, b) of one tensor, and the reason it was chosen."""
 
     name: str
     rows: tuple[int, int] | None = None
+    why: str = ""
 
 
-def partners(module: nn.Module) -> Iterator[tuple[PartnerPart, PartnerPart]]:
+def partners(module: nn.Module) -> Iterator[tuple[Choice, Choice]]:
     """Every such pair of a module."""
     known = table_of(module).aliases
 
-    def part(layer: str, leaf: str, rows: tuple[int, int] | None = None) -> PartnerPart:
-        return PartnerPart(known[f"{layer}.{leaf}".lstrip(".")], rows)
+    def part(layer: str, leaf: str, rows: tuple[int, int] | None = None) -> Choice:
+        return Choice(known[f"{layer}.{leaf}".lstrip(".")], rows)
 
     for layer, _, norm, _ in normalised(module):
         yield part(layer, "weight"), part(norm, "weight")
     yield from ((part(one, "weight"), part(other, "weight")) for one, other in _with_odd_between(module))
-    halves: dict[str, dict[str, str]] = {}
-    for name in known.values():
-        if (found := adapter_of(name)) is not None:
-            halves.setdefault(found[0], {})[found[1]] = name
-    yield from ((PartnerPart(both["A"]), PartnerPart(both["B"])) for both in halves.values() if len(both) == 2)
+    yield from ((Choice(a), Choice(b)) for a, b in _adapters(known.values()))
     for name, layer in module.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
             width = layer.embed_dim
@@ -234,7 +236,7 @@ def comes_back(was: Tensor, first: Tensor, before: Tensor, after: Tensor) -> boo
 def turned_by_partners(module: nn.Module, was: Params, before: Params, after: Params) -> set[str]:
     """The negated tensors whose partners were negated last."""
 
-    def negated(params: Params, part: PartnerPart) -> bool:
+    def negated(params: Params, part: Choice) -> bool:
         old, new = (t[part.name][slice(*part.rows or (None,))] for t in (was, params))
         return bool((new == -old).reshape(old.shape[0], -1).all(1).any())
 
@@ -280,14 +282,9 @@ _PASSING = (*_LINEAR, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
     """Whether `norm` has a scale and as many channels as `layer` puts out."""
-    if getattr(norm, "weight", None) is None:
+    if getattr(norm, "weight", None) is None or not isinstance(layer, _ConvNd | nn.Linear):
         return False
-    if isinstance(layer, _ConvNd):
-        width, axis = layer.out_channels, 0
-    elif isinstance(layer, nn.Linear):
-        width, axis = layer.out_features, -1
-    else:
-        return False
+    width, axis = (layer.out_channels, 0) if isinstance(layer, _ConvNd) else (layer.out_features, -1)
     if isinstance(norm, _NormBase):
         return norm.num_features == width
     if isinstance(norm, nn.GroupNorm):
@@ -306,15 +303,6 @@ _BOUNDS: dict[str, Callable[[int, int], bool]] = {
 _ROWS = re.compile(r"(?P<base>.+)\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 _SET = re.compile(r"(?P<kinds>[a-z]+(\s*\+\s*[a-z]+)*)\s*((?P<bound><=|>=|<|>)\s*(?P<index>\d+))?")
 _HOW_TO_LIST = "list the names with `unfed negate FILE --layers '*' --dry-run`"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One tensor, or rows [a, b) of one tensor, and the reason it was chosen."""
-
-    name: str
-    rows: tuple[int, int] | None
-    why: str
 
 
 def choose(module: nn.Module, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
@@ -398,17 +386,11 @@ def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
 
 def refuse_both_halves(choices: Sequence[Choice]) -> None:
     """Refuse to negate both halves of a low-rank adapter: (−B)(−A) = B·A, so nothing would be forgotten."""
-    halves: dict[str, dict[str, str]] = {}
-    for choice in choices:
-        found = adapter_of(choice.name)
-        if found is not None:
-            halves.setdefault(found[0], {})[found[1]] = choice.name
-    for both in halves.values():
-        if len(both) == 2:
-            raise UnfedError(
-                f"{both['A']!r} and {both['B']!r} are the halves of one adapter, ΔW = B·A, so negating both changes"
-                " nothing; negate only one (layers = '*lora_A*')."
-            )
+    for a, b in _adapters(choice.name for choice in choices):
+        raise UnfedError(
+            f"{a!r} and {b!r} are the halves of one adapter, ΔW = B·A, so negating both changes nothing; negate only"
+            " one (layers = '*lora_A*')."
+        )
 
 
 def _choose(table: TensorTable, addresses: Sequence[str | int], include_bias: bool) -> tuple[Choice, ...]:

@@ -1,21 +1,14 @@
-"""The model is a dictionary of tensors.
+"""The model as a dictionary of tensors, and SHA-256 of tensors.
 
 `Params` holds parameters *and* persistent buffers by name, tied weights once, in the module's own order. Negating,
 averaging, stacking clients, checkpoints and the wire are then the same simple thing.
 
-SHA-256 of tensors.
-
-They say which model went in, what the method did to it at the start, and which model came out.
-
     digest(t) = SHA-256 of the tensor's bytes, little-endian and row by row, as they lie in a safetensors file
 
-So anybody with the model file can compute the same numbers without this library. A job notes them when it begins (they
-are saved with its state, hence survive a crash) and when it writes its model (in that file's header).
-
-They are of values and names. The same bytes in other shapes, or of another type, have the same digest: for those the
-sum in a model file's own header vouches, evidence signs them beside (`trust/verifier.py`), and a model of other shapes
-than its network's is refused where it is used.
-Saved states, signed logs and evidence hold these numbers for good, so what goes into them stays as it is.
+Digests say which model went in, what the method did to it at the start, and which model came out; the model file alone
+is enough to compute them again. They are of values and names: the same bytes in another shape or type have the same
+digest, so a model file's header, evidence (`trust/verifier.py`) and `check_like` vouch for shapes. Saved states, logs
+and evidence hold these numbers for good, so their definition must not change.
 """
 
 from __future__ import annotations

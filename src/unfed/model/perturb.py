@@ -90,11 +90,7 @@ def rotate(params: Mapping[str, Tensor], choices: Sequence[Choice], *, degrees: 
 
 
 def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
-    """A random rotation (or reflection) of the outputs.
-
-    It is Q·W over axis 0, with Q uniform among orthogonal matrices.
-    """
-
+    """A random rotation or reflection of the outputs: Q·W over axis 0, Q uniform and orthogonal."""
     return changed_at(params, choices, lambda w, choice: _mixed(w, seed, choice))
 
 
@@ -165,10 +161,7 @@ PERTURBATIONS: dict[str, Callable[..., Params]] = {
 
 @dataclass(frozen=True)
 class Perturbed:
-    """Which perturbation was applied to which tensors.
-
-    A method says it of itself, so that no one has to guess.
-    """
+    """Which perturbation a method applied to which tensors, as the method itself says."""
 
     how: str
     choices: tuple[Choice, ...]

@@ -49,7 +49,7 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
             found = result[place] if place < len(result) else None
             if found is not None:
                 user.replace_all_uses_with(found)
-            graph.erase_node(user)  # what no one asked for has no users
+            graph.erase_node(user)  # an output that is not used has no users
     graph.erase_node(node)
 
 

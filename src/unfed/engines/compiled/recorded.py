@@ -286,7 +286,7 @@ class Replay(StackedPhase):
                 visit[1:] = 0
                 visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
                 visit[2, begins] = 1
-                # From ordinary memory the driver takes its own copy first, so no one waits and `visit` can be reused.
+                # From ordinary memory the driver takes its own copy first, so nothing waits and `visit` can be reused.
                 deck.buffers["visit"].copy_(visit, non_blocking=True)
                 deal()
             deck.record(shape)()

@@ -1,15 +1,12 @@
-"""The networks.
-
-There are a small CNN family, three standard ones with torchvision's parameter names, and any module of yours.
+"""The networks: small CNNs, three standard ones, two for rows and texts, and any module of yours.
 
     build("resnet18", shape=(3, 224, 224), classes=10, seed=0)
 
 `resnet18`, `vit-b-16` and `efficientnet-b0` have torchvision's names, order, shapes and initialisation, so that its
 checkpoints load and the paper's parameter indices hold; their `-tiny` variants are the same code in a size for tests.
 A module of your own is named `package.module:factory`; the factory is called again for every fresh model, which is
-what makes "a model that never saw the data" possible.
-
-The class attribute `head_name` says which submodule turns features into logits.
+what makes "a model that never saw the data" possible. The class attribute `head_name` names the submodule that turns
+features into logits.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""The small CNN family, with the paper's two presets in it.
+"""The small networks: a CNN family with the paper's two presets, a perceptron, a text transformer.
 
-    conv1 → norm1 → ReLU → max-pool 2 → conv2 → norm2 → ReLU → max-pool 2 → [average-pool] → flatten → [hidden] → head
-
-The paper does not print its CNN, so the family has knobs and the presets are the ones that were measured to come
-closest (`cnn` on CIFAR-10, `cnn-wide` on CIFAR-100). Two things are fixed on purpose: parameter 0 is `conv1.weight`,
-the tensor NoT negates, and the *head* is dropout + linear, so that features are taken before the dropout's noise.
-
-Networks for what is no image: a perceptron for rows of numbers, a small transformer for token ids.
-
+    cnn                   conv1 → norm1 → ReLU → max-pool 2 → conv2 → … → [average-pool] → flatten → [hidden] → head
     mlp                   flatten ─► (hidden_i ─► ReLU)… ─► head
     transformer-small     embedding + place ─► encoder layers ─► ln ─► mean over what is no padding ─► head
 
-Token 0 is padding. NoT's `first` is `hidden1` here and `embedding` there.
+The paper does not print its CNN, so the family has knobs, and the presets are those that were measured to come closest
+(`cnn` on CIFAR-10, `cnn-wide` on CIFAR-100). Parameter 0 is the tensor that NoT negates: `conv1.weight`, `hidden1` or
+`embedding`. The head is dropout + linear, so that features are taken before the dropout's noise. Token 0 is padding.
 """
 
 from __future__ import annotations
