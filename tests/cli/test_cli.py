@@ -537,7 +537,7 @@ def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
 def test_a_run_stops_after_the_round_in_which_its_budget_is_spent_and_is_resumed(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no save is due for days, and where a tracker or a display stands before the clock."""
+    """Also where no save is due for days, and where a display stands before the clock."""
     rounds_take(40, monkeypatch)
     sets = ["training.rounds=3", "unlearning.rounds=1", "checkpoint.rounds=1000", "checkpoint.seconds=1000000"]
     arguments = ["run", "small.toml", *(part for one in sets for part in ("--set", one)), "--methods", "not"]

@@ -210,7 +210,7 @@ def imported(stdlib: bool = False) -> dict[str, str]:
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
-USED = ("flower", "nvflare", "trust", "serve", "tune", "wandb", "mlflow", "parquet")
+USED = ("flower", "nvflare", "trust", "serve", "tune", "parquet")
 """Extras whose packages are imported, each when it is asked for."""
 
 

@@ -65,9 +65,6 @@ ConfigArgument = Annotated[
 ]
 Json = Annotated[bool, output("One JSON value on stdout, for machines.", "--json")]
 Quiet = Annotated[bool, output("No progress, no table.", "--quiet", "-q")]
-Track = Annotated[
-    list[str], output("Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.", "--track")
-]
 Methods = Annotated[str | None, how("Methods instead of the config's: `not,ft,retrain`.")]
 MethodsOrAll = Annotated[str | None, how("Methods instead of the config's: `not,ft`, or `all`.", "--methods")]
 Seed = Annotated[int | None, how("Which repetition, if a run has several.")]

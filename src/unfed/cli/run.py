@@ -1,7 +1,6 @@
 """The commands that begin: `unfed demo`, `unfed new`, `unfed run`, `unfed resume`."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +19,6 @@ from unfed.cli.options import (
     Quiet,
     RunArgument,
     Sets,
-    Track,
     chosen,
     how,
     moment_of,
@@ -98,7 +96,6 @@ def run(
     ] = None,
     allow_code: AllowCode = False,
     out: Annotated[Path | None, out_option("Where the run folder goes; default runs/NAME.", file=False)] = None,
-    track: Track = [],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -108,9 +105,7 @@ def run(
     another.
     """
     from unfed.runs.record import begin_log
-    from unfed.runs.tracking import known
 
-    known(track)
     moment, changes = moment_of(budget), with_device(sets, device)
     if methods is not None:
         changes.append(chosen(methods))
@@ -118,7 +113,7 @@ def run(
     begun = _begin(read, out, read.name, as_json or quiet)
     if operator is not None:
         begin_log(begun.folder.path, operator)
-    _work(begun, as_json, quiet, moment, track)
+    _work(begun, as_json, quiet, moment)
 
 
 def resume(
@@ -126,7 +121,6 @@ def resume(
     budget: Budget = None,
     back: Annotated[bool, how("First go back to the last good state of a spoiled training.", "--back")] = False,
     allow_code: AllowCode = False,
-    track: Track = [],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -140,7 +134,7 @@ def resume(
         round = Run.open(run).go_back()
         if not (as_json or quiet):
             say(f"Went back to the good state of round {round}.")
-    _work(Run.open(run), as_json, quiet, moment_of(budget), track)
+    _work(Run.open(run), as_json, quiet, moment_of(budget))
 
 
 def _begin(config: "Config", out: Path | None, name: str, silent: bool) -> "Run":
@@ -195,7 +189,6 @@ def _work(
     as_json: bool,
     quiet: bool,
     moment: float | None = None,
-    track: Sequence[str] = (),
     more: Callable[["Run"], list[str]] = lambda run: [],
 ) -> None:
     """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's.
@@ -205,13 +198,11 @@ def _work(
     from unfed.api import results, write_report
     from unfed.cli import display
     from unfed.runs.record import logged
-    from unfed.runs.tracking import tracked
 
     with (
         resumable(run),
         display.shown(run, stdout, as_json or quiet) as watch,
-        closing(tracked(run, track, watch)) as followed,
-        logged(run, watched_until(followed, moment)) as entering,
+        logged(run, watched_until(watch, moment)) as entering,
     ):
         if not (as_json or quiet):
             stdout.print(display.headline(run), soft_wrap=True)
