@@ -8,16 +8,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from unfed.__main__ import main as begun
-from unfed.cli.main import app, main
+from unfed.cli.main import main
 from unfed.studies import grid
 
 
@@ -71,13 +70,6 @@ class Started:
 def script(path: Path) -> Callable[[], object]:
     """What `Started` runs instead of `unfed`: a Python file."""
     return partial(runpy.run_path, str(path), run_name="__main__")
-
-
-def exit_codes(words: Sequence[str], folder: str) -> None:
-    """What `Started` runs instead of `unfed`: several commands on a run folder; it prints how each ended."""
-    for word in words:
-        said = CliRunner().invoke(app, [word, folder])
-        print(said.exit_code or int(said.exception is not None))
 
 
 def _command(folder: Path, words: list[str], said: str, run: Callable[[], object]) -> None:

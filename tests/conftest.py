@@ -137,6 +137,12 @@ def figures_as_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands write no report: half of the time of a command is the page, which the test is not about."""
+    monkeypatch.setattr("unfed.api.write_report", lambda run, *args: run.folder.path / "report.html")
+
+
+@pytest.fixture
 def small() -> Small:
     """Makes a small config with `key.path=value` changes."""
 

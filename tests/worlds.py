@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from unfed.federation.protocol import Server
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import Settings
 from unfed.folder.folder import RunFolder
+from unfed.measures.undo import refits
 from unfed.measures.undo.measure import Effort
 from unfed.measures.undo.refits import Grid
 from unfed.measures.undo.scene import Budget
@@ -41,8 +42,21 @@ def slow(*cases: object) -> list[object]:
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
-LITTLE = Effort(rounds=1, batch=256, grid=Grid(rows=(20,), budget=Budget(stops=(2,)), singles=1, restarts=1))
+LITTLE = Effort(
+    rounds=1, batch=256, grid=Grid(rows=(20,), rates=(0.02,), budget=Budget(stops=(2,)), singles=1, restarts=1)
+)
 """A probe that measures everything, hardly."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_triggers() -> Iterator[None]:
+    """In a module that imports this, probes teach one foreign trigger for one step."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(refits, "STOPS", (1,))
+        patched.setattr(refits, "CORNERS", refits.CORNERS[:1])
+        yield
+
+
 LEAVES = Request("r1", clients=("0",))
 ALL_DIGITS = ("data.train_size=1437", "data.test_size=360")
 """A small config learns from a third of the data set, unless a model that has learned something is in question."""

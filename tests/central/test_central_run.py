@@ -131,7 +131,7 @@ def test_a_short_budget_goes_through_the_whole_cosine() -> None:
     ("changes", "says"),
     [
         ({"partition": {"clients": 4}}, "setting = 'central' has one holder of all data; leave partition.clients out"),
-        ({"training": {"participation": 0.5}}, "setting = 'central' has no client that could stay away"),
+        ({"training": {"participation": 0.5}}, "setting = 'central' has no absent clients"),
         ({"setting": "centre"}, "setting = 'centre' is not allowed"),
         ({"methods": {"run": ["ft"], "ft": {"unlearning": {"rate": 1}}}}, r"methods\.ft\.unlearning\.rate: .*lr"),
         ({"methods": {"run": ["salun"], "salun": {"ratio": 2.0}}}, "SalUn's ratio is a share of the weights"),

@@ -94,7 +94,7 @@ def test_natural_clients_hold_rows_of_one_group_each() -> None:
 
 def test_what_has_no_owners_is_not_dealt_by_them() -> None:
     config = Config.parse({"partition": {"scheme": "natural"}, "training": {"rounds": 1}})
-    with pytest.raises(UnfedError, match="'digits' does not say whose its rows are; set partition.scheme to iid"):
+    with pytest.raises(UnfedError, match="'digits' does not say whose its rows are; name a column in data.owner"):
         simulated(config, 0)
 
 

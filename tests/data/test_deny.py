@@ -140,7 +140,7 @@ def test_rows_without_their_key_are_an_error_and_never_let_in(left: Run, small: 
 def test_a_list_that_leaves_nothing_or_a_folder_that_is_none_is_one_sentence(small: Small, tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="Every training row is on the deny list"):
         Run.create(small("request=[]", "deny.clients=['0', '1', '2', '3']"), tmp_path / "run")
-    with pytest.raises(UnfedError, match="no deny list at .*nowhere; name a run folder, a ledger, or a file"):
+    with pytest.raises(UnfedError, match="no deny list at .*nowhere; name a run folder, or a file"):
         Run.create(small("request=[]", f'deny.run="{tmp_path / "nowhere"}"'), tmp_path / "run")
     with pytest.raises(UnfedError, match="is not a run folder"):
         Run.create(small("request=[]", f'deny.run="{tmp_path}"'), tmp_path / "run")

@@ -343,9 +343,11 @@ def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path: Path, me
 def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run: Run, tmp_path: Path, method: str) -> None:
     gone = Request("r1", clients=("3",), deleted=True)
     title = run.config.method(method).title
-    with pytest.raises(UnfedError, match=rf"^{title} needs the target client's data; client 3 has deleted it\. Use "):
+    with pytest.raises(
+        UnfedError, match=rf"^{title} needs the target client's data; its owners have deleted it\. Use "
+    ):
         run.forget(gone, method=method)
-    with pytest.raises(UnfedError, match="has deleted it"):
+    with pytest.raises(UnfedError, match="have deleted it"):
         Run.create(config(method, sets=("request.deleted=true",)), tmp_path / "refused")
     assert not (tmp_path / "refused").exists() and not run.folder.book().entries
 

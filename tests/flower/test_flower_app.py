@@ -206,7 +206,7 @@ def test_the_leaver_may_be_gone_before_it_is_unlearned(tmp_path: Path) -> None:
     last = done.lines()[-1]
     assert last["forget"] == last["mia"] == "not measured: data deleted"
     assert last["asked"] == {"2": ["1", "2", "3"]} and isinstance(last["validation"], float)
-    with pytest.raises(UnfedError, match="PGD needs the target client's data; client 0 has deleted it"):
+    with pytest.raises(UnfedError, match="PGD needs the target client's data; its owners have deleted it"):
         serve(grid, values(tmp_path / "other", mode="both", min_nodes=3, methods="pgd", deleted=True))
 
 

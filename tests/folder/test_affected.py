@@ -361,6 +361,6 @@ def test_in_a_comparison_of_several_requests_a_model_that_turned_the_first_one_b
 def test_of_one_holder_of_all_data_no_client_is_asked_for(tmp_path: Path) -> None:
     base = {"name": "c", "setting": "central", "model": SMALL["model"], "training": {"rounds": 1}}
     run = Run.create(Config.parse(base, []), tmp_path / "run")
-    with pytest.raises(UnfedError, match="has no clients to look for"):
+    with pytest.raises(UnfedError, match="has no clients; its report lists"):
         affected(run, "0")
     assert "one holder of all data" in headline(run) and "client" not in headline(run)

@@ -96,7 +96,7 @@ def device(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "run.json edited": (
         lambda f: edited(f / "run.json", '"lr": 0.', '"lr": 1.'),
-        "run.json is not the one under which",
+        "run.json was changed since",
     ),
     "run.json of another type": (
         lambda f: edited(f / "run.json", '"clients": [', '"clients": [7, '),
@@ -118,8 +118,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "model flipped": (lambda f: flipped(f / SERVED), "model at .* is not what was written"),
     "model replaced": (replaced, "is not the one that its job left"),
     "model gone": (lambda f: (f / SERVED).unlink(), "is gone"),
-    "served request gone": (lambda f: (f / "requests/0001-leaves.json").unlink(), "request 'leaves' was filed here"),
-    "waiting request gone": (lambda f: (f / "requests/0002-waits.json").unlink(), "request 'waits' was filed here"),
+    "served request gone": (lambda f: (f / "requests/0001-leaves.json").unlink(), "'leaves' was filed, but its file"),
+    "waiting request gone": (lambda f: (f / "requests/0002-waits.json").unlink(), "'waits' was filed, but its file"),
     "request edited": (asking_else, "asks for something else"),
     "request of another type": (
         lambda f: edited(f / "requests/0001-leaves.json", '"seed": 0', '"seed": {"a": 1}'),
@@ -150,7 +150,7 @@ def test_a_request_that_is_filed_while_the_others_are_read_is_not_taken_for_lost
     assert [entry.request.id for entry in Busy(folder).book().entries] == ["leaves", "waits"]
     assert len(RunFolder(folder).book().entries) == 3
     (folder / "requests/0003-third.json").unlink()
-    with pytest.raises(UnfedError, match="'third' was filed here"):
+    with pytest.raises(UnfedError, match="'third' was filed, but its file"):
         RunFolder(folder).book()
 
 

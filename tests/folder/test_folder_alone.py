@@ -14,6 +14,7 @@ from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.folder import locks
 from unfed.folder.folder import RunFolder
 from unfed.report import RunInfo
 from unfed.report.html import config_text
@@ -124,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_looked_at(tmp_path: Path, monkeypatc
 
     folder = RunFolder(tmp_path)
     with folder.lock():
-        folder.beat({"round": 1})
+        locks.beat(folder.path, {"round": 1})
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
         assert folder.busy()
     assert not folder.busy()

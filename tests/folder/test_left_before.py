@@ -175,6 +175,7 @@ def test_samples_that_have_all_left_are_refused_unless_a_validation_row_is_still
 # --- what took it out can be turned back ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path, tmp_path: Path) -> None:
     run = Run.open(shutil.copytree(trained, tmp_path / "run"))
     run.forget(CLIENT, "not", until=1)
@@ -194,6 +195,7 @@ def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path,
         run.forget(replace(CLIENT, id="third"), "retrain", until=1)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_command_that_ends_a_way_back_names_the_seed_and_works_beside_recorded_history(tmp_path: Path) -> None:
     sets = [*SETS, 'training.record=["fukd"]', "seed=[0, 1]"]
     run = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "run")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import paper_record as record
 import pytest
 from typer.testing import CliRunner
 
-from command_line import Started, exit_codes
 from conftest import SMALL
 from unfed import plugins, storage
 from unfed.cli.main import app
@@ -25,7 +24,7 @@ from unfed.data.fetch import catalogue, download, idx
 from unfed.data.fetch.folders import _decoded
 from unfed.data.scope import SampleList
 from unfed.errors import UnfedError
-from unfed.folder.consistency import Prefix, file_digest
+from unfed.folder.consistency import digest_of_start, file_digest
 from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
 from unfed.requests.options import Until
@@ -132,7 +131,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "bundle": lambda path: bundle.verify(path, []),
     "log": lambda path: bundle.verify(Path(__file__), [], log=path),
     "fingerprint": file_digest,
-    "trajectory's prefix": lambda path: Prefix(path).digest(1),
+    "trajectory's prefix": lambda path: digest_of_start(path, 1),
     "a line to add to": lambda path: storage.append_line(path, "{}"),
     "data set": lambda path: catalogue.read_file(path, "digits"),
     "checksum": catalogue.md5_of,
@@ -203,14 +202,20 @@ def test_postscript_that_calls_itself_png_is_no_image(tmp_path: Path, monkeypatc
 
 
 def test_a_pipe_as_trajectory_hangs_no_command(tmp_path: Path) -> None:
-    """In a child with a time limit: reading the pipe would block for ever."""
+    """Under an alarm: reading the pipe would block for ever."""
     config = Config.parse(SMALL, ["training.rounds=1", "unlearning.rounds=1", "methods.run=['ft']"])
     Run.create(config, tmp_path / "run").execute()
     (tmp_path / "run/trajectory.jsonl").unlink()
     os.mkfifo(tmp_path / "run/trajectory.jsonl")
-    words = ("status", "check", "report", "resume", "evaluate")
-    code, said = Started(tmp_path, run=partial(exit_codes, words, "run")).ended()
-    assert code == 0 and len(said.split()) == len(words) and "0" not in said, said
+    before = signal.signal(signal.SIGALRM, lambda *args: pytest.fail("a command waits for the pipe"))
+    try:
+        for word in ("status", "check", "report", "resume", "evaluate"):
+            signal.alarm(60)
+            found = CliRunner().invoke(app, [word, str(tmp_path / "run")])
+            assert found.exit_code != 0 and isinstance(found.exception, (UnfedError, SystemExit)), word
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_model_of_a_damaged_folder_is_neither_exported_nor_scored(tmp_path: Path) -> None:

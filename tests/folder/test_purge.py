@@ -34,7 +34,7 @@ from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
 from unfed.runs.run import Run
 from unfed.runs.status import status
-from worlds import LITTLE
+from worlds import LITTLE, few_triggers  # noqa: F401 (pytest finds the fixture here)
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]
 SETS += ["gate.max_drop=100", "evaluation.recovered_within=100", "data.train_size=600", "data.test_size=200"]
@@ -297,12 +297,12 @@ def test_a_request_that_nothing_was_served_for_is_refused(run: Run, request_id: 
 
 def test_what_waits_is_owed_or_needs_it_is_served_first(run: Run) -> None:
     run.queue.file(Request("third", clients=("3",)), "fukd", "1", 0)
-    with pytest.raises(UnfedError, match="'third' is open, and starts from what would go; serve it first"):
+    with pytest.raises(UnfedError, match="'third' is open; serve it first"):
         purge(run, "third")
-    with pytest.raises(UnfedError, match="'third' is open, and fukd needs the history that would be purged"):
+    with pytest.raises(UnfedError, match="'third' is open and needs the history that would be purged"):
         purge(run, "first")
     run.withdraw("third")
-    with pytest.raises(UnfedError, match="'third' was withdrawn, so nothing has to go"):
+    with pytest.raises(UnfedError, match="'third' is withdrawn; nothing has to go"):
         purge(run, "third")
     assert purge(run, "first").gone
 
@@ -343,7 +343,7 @@ def test_a_comparison_that_is_not_finished_is_finished_first(tmp_path: Path, mon
         made(tmp_path / "run", compared=True)
     run = Run.open(tmp_path / "run")
     run.forget(Request("first", clients=("1",)), "ft", until=1)
-    with pytest.raises(UnfedError, match="comparison .* is not finished .0/r1/not. .*first go on with `unfed resume"):
+    with pytest.raises(UnfedError, match="comparison is not finished .0/r1/not. .*first go on with `unfed resume"):
         purge(run, "first")
 
 
@@ -351,7 +351,7 @@ def test_a_request_that_the_gate_denied_is_not_purged(tmp_path: Path) -> None:
     run = made(tmp_path / "run", "gate.max_drop=0")
     with pytest.raises(Refused):
         run.forget(Request("first", clients=("1",)), "not", until=1)
-    with pytest.raises(UnfedError, match="'first' is denied .gate., so no model was put in force for it"):
+    with pytest.raises(UnfedError, match="'first' is denied .gate. and left no model in force"):
         purge(run, "first")
 
 
@@ -457,7 +457,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
         purge(whole, request_id)
     wanted, graves = files(whole.folder.path), books.tombstones(whole.folder.path).keys()
     assert len(kept) > 20 and {"replace", "unlink"} <= {*kept.values()}
-    for number, folder in list(enumerate(kept))[request_id == "second" :: 2]:  # each takes the other half
+    for number, folder in list(enumerate(kept))[request_id == "second" :: 3]:  # each takes others
         begun = bool(books.tombstones(folder))
         assert begun or files(folder) == files(template), "without a word nothing goes"
         if begun:
@@ -490,6 +490,7 @@ def test_the_command_says_what_went(run: Run) -> None:
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_setting(run: Run, tmp_path: Path) -> None:
     code, said = told(run.folder.path, "purge", str(run.folder.path), "--request", "first", "--yes")
     assert code == 0 and "samples/0/train (3 files)" in said and ".safetensors (" not in said
@@ -506,6 +507,7 @@ def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_se
     assert code == 0 and f"Backups and exports are not reached: {central.folder.path / HANDED_OUT} lists" in said
 
 
+@pytest.mark.usefixtures("no_report")
 def test_it_lists_and_asks_and_a_script_says_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     where, before = str(run.folder.path), files(run.folder.path)
     words = ("purge", where, "--request", "first")

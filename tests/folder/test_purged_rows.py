@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from conftest import SMALL
 from unfed import storage
+from unfed.api import write_report
 from unfed.cli.main import app
 from unfed.client.scores import score
 from unfed.config.config import Config
@@ -35,7 +36,7 @@ from unfed.runs.probe import chosen
 from unfed.runs.run import Run
 from unfed.studies import judging
 from unfed.values import is_measured
-from worlds import LITTLE
+from worlds import LITTLE, few_triggers  # noqa: F401 (pytest finds the fixture here)
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
 SETS += ["evaluation.attack=false"]
@@ -56,11 +57,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that let a client go, and then two rows of another."""
     run = Run.create(Config.parse({**SMALL, "request": []}, SETS), tmp_path_factory.mktemp("purged") / "run")
     run.execute()
-    where = run.folder.path
-    (where.parent / "two.csv").write_text("client,position\n2,0\n2,5\n")
-    said("forget", where, "--method", "not", "--client", "1", *ONE_ROUND)
-    said("forget", where, "--method", "not", "--samples", where.parent / "two.csv", "--id", "two", *ONE_ROUND)
-    return where
+    run.forget(CLIENT, "ft", until=1)
+    run.forget(TWO, "ft", until=1)
+    return run.folder.path
 
 
 @pytest.fixture
@@ -100,6 +99,7 @@ def holding(folder: Path, theirs: set[bytes]) -> list[str]:
 # --- what comes after a purge -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) -> None:
     before = Run.open(where)
     assert holding(where, values(before, CLIENT, TWO)), "there is something to find"
@@ -109,6 +109,7 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
     run = Run.open(where)
     later = sorted((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
     assert later and {len(storage.load(file)[0]["forget/loss"]) for file in later} == {len(rows_of(run, NEXT))}
+    write_report(run)
     theirs = values(run, CLIENT, TWO)
     assert len(theirs) > 100 and holding(where, theirs) == []
     assert holding(where, values(run, NEXT)) != []
@@ -121,12 +122,14 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_report")
 def test_a_probe_after_a_purge_looks_at_what_is_left(where: Path) -> None:
     for name in ("client-1", "two"):
-        said("purge", where, "--request", name, "--yes")
-    said("forget", where, "--method", "not", "--client", "3", *ONE_ROUND)
-    said("probe", where, "--quick")
+        purge(Run.open(where), name)
+    Run.open(where).forget(NEXT, "ft", until=1)
     run = Run.open(where)
+    probing.probe(run, effort=LITTLE)
+    write_report(run)
     whole = json.loads((where / "undo" / "0" / "client-3" / "ft.json").read_text())
     assert whole["without"] == ["client-1", "two"]
     assert holding(where, values(run, CLIENT, TWO)) == []
@@ -293,7 +296,7 @@ def test_requests_overlap_unless_their_clients_are_others(one: Request, other: R
 def test_a_purged_request_is_not_probed(where: Path) -> None:
     run = Run.open(where)
     purge(run, "client-1")
-    assert "Request 'client-1' was purged, and a probe trains on what it took out" in said(
+    assert "Request 'client-1' was purged, so no probe may train on its rows" in said(
         "probe", where, "--request", "client-1", code=2
     )
     assert [target.job.request for target in chosen(Run.open(where), None, None, None)] == ["two"]
@@ -308,7 +311,7 @@ def test_a_probe_during_which_it_is_purged_writes_nothing_of_it(where: Path, mon
         return undo(*given)
 
     monkeypatch.setattr(probing, "undo", purged_meanwhile)
-    with pytest.raises(UnfedError, match="While 0/client-1/ft was probed, what this needs was purged or replaced"):
+    with pytest.raises(UnfedError, match="While 0/client-1/ft was probed, a model of it was purged or replaced"):
         probing.probe(run, request="client-1", effort=LITTLE)
     assert not list((where / "undo").rglob("*.json"))
 
@@ -323,6 +326,7 @@ def numbers_of(run: Run, request: str) -> dict[str, set[Any]]:
     }
 
 
+@pytest.mark.usefixtures("no_report")
 def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> None:
     """What a request of two rows showed while it was served stood in means over two rows, and in what followed."""
     Run.open(where).forget(NEXT, "ft", until=1)

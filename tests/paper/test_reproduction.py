@@ -320,7 +320,7 @@ def test_a_kept_result_of_others_is_written_nowhere_else(first: Run, tmp_path: P
     theirs.mkdir()
     ours.mkdir(parents=True)
     (theirs / "x.json").write_text(json.dumps({**whole, "preset": "../elsewhere"}))
-    with pytest.raises(UnfedError, match="cannot be used for a folder"):
+    with pytest.raises(UnfedError, match="is no folder name"):
         list(reproduction.added(theirs, ours, "abc"))
     assert not list(tmp_path.glob("a/*.json"))
 

@@ -22,7 +22,7 @@ from unfed.report.rules import rows
 from unfed.report.sentences import gate_words, method_row, verdicts
 from unfed.report.tables import judged
 from unfed.requests.entry import GateSaid, Job
-from unfed.requests.gate import Check, utility
+from unfed.requests.gate import check_of, utility
 from unfed.runs.status import is_out
 
 
@@ -152,7 +152,7 @@ def test_of_one_model_handed_over_in_python_the_page_says_that_it_still_carries_
 
 
 def test_the_gate_speaks_of_what_is_allowed() -> None:
-    passed, failed = (Check.of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
+    passed, failed = (check_of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
     for check, says in ((passed, "passed"), (failed, "failed")):
         told = dict(gate_words(GateSaid.model_validate({"checks": [check.to_json()]})))["Gate, utility"]
         assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"

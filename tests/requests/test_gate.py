@@ -21,7 +21,7 @@ from unfed.engines import Batched, Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.measures.forgotten import Evidence, Judgement, Losses, Verdict, halves
 from unfed.requests.entry import Job
-from unfed.requests.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
+from unfed.requests.gate import Decision, Gate, NotPassed, check_of, is_forgotten, passed, utility
 from unfed.requests.options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
@@ -146,7 +146,7 @@ def test_another_hyperparameter_begins_anew(run: Run) -> None:
 
 
 def test_until_forgotten_is_refused_where_nothing_can_tell(run: Run) -> None:
-    with pytest.raises(UnfedError, match="--until forgotten cannot be judged for request 'leaves' .*not measured") as e:
+    with pytest.raises(UnfedError, match="--until forgotten cannot be judged .*not measured") as e:
         run.forget(LEAVES, "not", "forgotten")
     assert e.value.exit_code == 2 and run.folder.book().entries == (), "nothing was filed"
 
@@ -157,7 +157,7 @@ def test_until_recovered_is_refused_where_nothing_is_held_out(tmp_path: Path) ->
         Config.parse(SMALL, ["partition.validation=0.0", "training.rounds=1", "request=[]"]), tmp_path / "run"
     )
     run.execute()
-    with pytest.raises(UnfedError, match="no validation rows are held out; use --until N") as error:
+    with pytest.raises(UnfedError, match=r"\(no validation rows are held out\); use --until N") as error:
         run.forget(LEAVES, "ft")
     assert error.value.exit_code == 2 and run.folder.book().entries == (), "nothing was filed"
     assert run.forget(LEAVES, "ft", until=1).status == "done"
@@ -233,6 +233,7 @@ def test_until_that_says_nothing_that_can_be_done_is_one_sentence(text: str) -> 
         Until.of(text)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_command_line_says_what_failed_and_takes_an_acceptance(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +245,7 @@ def test_the_command_line_says_what_failed_and_takes_an_acceptance(
             return end.code or 0, capsys.readouterr().err
         return 0, capsys.readouterr().err
 
-    code, said = call("--client", "1", "--id", "leaves", "--until", "1")
+    code, said = call("--client", "1", "--id", "leaves", "--method", "not", "--until", "1")
     assert code == 3 and "utility failed" in said and "--accept" in said
     code, _ = call("--id", "leaves", "--accept")
     assert code == 0
@@ -285,10 +286,10 @@ def test_utility_by_hand() -> None:
 
 def test_only_what_decides_can_stop_a_model() -> None:
     failed, unknown = Judgement("w", 3.0, 1.0, "failed"), Judgement("w", not_measured("why"), 1.0, "not measured")
-    shown = Decision((Check.of("forgotten", failed, False), Check.of("utility", unknown, True)))
+    shown = Decision((check_of("forgotten", failed, False), check_of("utility", unknown, True)))
     assert shown.passed and passed(shown, "r") is shown
-    with pytest.raises(NotPassed, match="Request 'r' has a model .*forgotten failed: w is 3 .allowed: at most 1"):
-        passed(Decision((Check.of("forgotten", failed, True),)), "r")
+    with pytest.raises(NotPassed, match="The model of request 'r' .*forgotten failed: w is 3 .allowed: at most 1"):
+        passed(Decision((check_of("forgotten", failed, True),)), "r")
 
 
 def test_forgotten_is_passed_where_something_was_measured_and_nothing_failed() -> None:

@@ -26,7 +26,7 @@ from unfed.folder.layout import Undoing
 from unfed.folder.study_results import Target, file_of
 from unfed.folder.study_results import measured as measured_in
 from unfed.folder.study_results import targets as targets_in
-from unfed.measures.undo.measure import NOT_TRIED, Effort
+from unfed.measures.undo.measure import NOT_TRIED, Effort, turned_back
 from unfed.measures.undo.refits import Grid
 from unfed.methods import FineTune
 from unfed.report.figures import undo_pictures
@@ -35,7 +35,7 @@ from unfed.runs import probe as probing
 from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
 from unfed.values import is_measured
-from worlds import LITTLE
+from worlds import LITTLE, few_triggers  # noqa: F401 (pytest finds the fixture here)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ def probed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(made, tmp_path_factory.mktemp("undone") / "run")
     quick(Run.open(folder), request="r1")
     return folder
+
+
+@pytest.fixture(scope="module")
+def later(made: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Undoing]:
+    """Probes of two requests that were served one after the other, and have no Retrain."""
+    run = Run.open(shutil.copytree(made, tmp_path_factory.mktemp("later") / "run"))
+    run.forget(Request("last", clients=("2",)), "ft", 1)
+    return [found for name in ("later", "last") for found in quick(run, request=name)]
 
 
 @pytest.fixture
@@ -199,8 +207,8 @@ def test_a_damaged_probe_is_one_sentence(run: Run, damage: str | dict[str, Any],
         assert str(error.value).endswith("restore it from a copy.")
 
 
-def test_without_retrain_its_column_says_so(run: Run) -> None:
-    (found,) = quick(run, request="later")
+def test_without_retrain_its_column_says_so(later: list[Undoing]) -> None:
+    found = later[0]
     reason = "not measured: this run has no Retrain of request later"
     assert {m["reason"] for m in found.measured["retrain"].values()} == {reason}
     assert is_measured(found.measured["unlearned"]["flip"]["forget"])
@@ -208,10 +216,9 @@ def test_without_retrain_its_column_says_so(run: Run) -> None:
     assert "(Retrain: not measured)" in sentence([found])
 
 
-def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(run: Run) -> None:
+def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(later: list[Undoing]) -> None:
     """Whoever left first may come back too, so all are looked at; the request's own number is another."""
-    run.forget(Request("last", clients=("2",)), "ft", 1)
-    (one,), (both,) = (quick(run, request=name) for name in ("later", "last"))
+    one, both = later
     assert not one.over and "Forget is over" not in sentence([one])
     assert both.over == ("later", "last")
     assert sentence([both]).endswith("Forget is over all that had left by then: later and last.")
@@ -219,7 +226,8 @@ def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(run: Run) -> No
 
 def test_without_the_model_before_the_rest_is_measured(run: Run) -> None:
     run.folder.model_file(targets(run)[0].previous).unlink()
-    (found,) = quick(run, request="r1")
+    found = probing.first_look(run, "not")
+    assert found is not None
     assert found.measured["before"]["flip"]["reason"] == "not measured: the model 0/train is no longer there"
     assert is_measured(found.measured["unlearned"]["flip"]["forget"])
 
@@ -238,10 +246,13 @@ def test_what_is_not_there_is_one_sentence(run: Run, which: dict[str, Any], says
     assert str(error.value) == says
 
 
-def test_a_model_that_is_not_there_cannot_be_probed(run: Run) -> None:
+def test_a_model_that_is_not_there_cannot_be_probed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.folder.model_file(targets(run)[0].job).unlink()
     with pytest.raises(UnfedError, match="no model 0/r1/not yet; go on with `unfed resume"):
         quick(run, request="r1", method="not")
+    monkeypatch.setattr(
+        probing, "undo", lambda scene, models, knowledge, *effort: turned_back(scene, models, knowledge)
+    )
     assert [found.request for found in quick(run, method="not")] == ["later"], "the other one is there"
 
 
@@ -286,10 +297,11 @@ def test_the_command_shows_a_table_and_writes_the_report(
         told = capsys.readouterr().out
         assert "Largest backdoor after" in told and "Retrain" in told and "Report:" in told
         assert "NoT: as published the backdoor works on" in told, "what the table comes to stands below it, in words"
+        page = (run.folder.path / "report.html").read_text()
+        patched.setattr("unfed.api.write_report", lambda run: run.folder.path)
         monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick", "--json"])
         _call()
     assert json.loads(capsys.readouterr().out)[0]["method"] == "not"
-    page = (run.folder.path / "report.html").read_text()
     assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
     assert "undoing was not tried; <code>unfed probe</code> tries it" in page  # the other request was not probed
     assert "Undoing was not tried; <code>unfed probe</code> tries it." in page, "at the top, too"
@@ -345,6 +357,7 @@ def test_how_hard_layers_are_fitted_can_be_said(
         return []
 
     monkeypatch.setattr("unfed.runs.probe.probe", measure)
+    monkeypatch.setattr("unfed.api.write_report", lambda run: run.folder.path)
     for how in ("--quick --rows 40,7 --steps 3 --rates 5e-4", "--rates 0.002", "--quick"):
         code, _, err = command(["probe", str(run.folder.path), "--quiet", *how.split()], monkeypatch, capsys)
         assert code == 0, err

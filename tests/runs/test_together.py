@@ -189,7 +189,7 @@ def test_one_that_does_not_pass_its_gate_is_denied_and_stands_in_nobodys_way(
 ) -> None:
     def shut(decision: Decision, request: str, accepted: Mapping[str, Any] | None = None) -> Decision:
         if request == "client-2":
-            raise NotPassed(f"Request {request!r} has a model that does not pass the gate.", decision)
+            raise NotPassed(f"The model of request {request!r} does not pass the gate.", decision)
         return decision
 
     monkeypatch.setattr(serving, "passed", shut)
@@ -218,9 +218,9 @@ def test_what_fails_for_all_is_said_to_each(run: Run, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("asked", "until", "said"),
     [
-        (Request("half", fraction=0.5), "2", "cannot be united"),
-        (Request("client-1", clients=("1",)), "forgotten", "stops by the rows of one request"),
-        (Request("together-7", clients=("1",)), "2", "kept for requests that share a job"),
+        (Request("half", fraction=0.5), "2", "is drawn for each request by itself"),
+        (Request("client-1", clients=("1",)), "forgotten", "watches one request"),
+        (Request("together-7", clients=("1",)), "2", "kept for shared jobs"),
     ],
 )
 def test_what_cannot_share_is_refused_in_a_sentence(run: Run, asked: Request, until: str, said: str) -> None:
@@ -263,7 +263,7 @@ def test_a_history_that_goes_on_from_request_to_request_follows_one_at_a_time(tm
     raw = Config.preset("demo", [*SETS, "training.record=['pgd']"]).to_json()
     run = Run.create(Config.parse(raw | {"request": []}), tmp_path / "recorded")
     run.execute()
-    with pytest.raises(UnfedError, match="records history for pgd"):
+    with pytest.raises(UnfedError, match="history for pgd follows one request at a time"):
         file(run, "1", method="ft")
 
 
@@ -277,7 +277,7 @@ def outcome(folder: RunFolder) -> dict[str, object]:
     return {**models, **states(run), "lines": [dict(line) | {"seconds": 0} for line in run.lines()]}
 
 
-@pytest.mark.parametrize("step", [-11, *slow(-2)])  # from the last write on: there, one of the two is settled
+@pytest.mark.parametrize("step", [-11, *slow(-4)])  # from the last write on: there, one of the two is settled
 def test_killed_at_any_file_it_ends_as_if_nothing_had_been(run: Run, tmp_path: Path, step: int) -> None:
     file(run, "1", "2")
     with kept_before_every_write(run.folder.path, tmp_path / "killed") as kept:

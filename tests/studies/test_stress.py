@@ -129,7 +129,7 @@ def test_the_most_memorised_row_is_the_one_whose_loss_rises_most_without_it(tmp_
     assert Config.kept(config.to_json()) == config  # the list is kept, whatever becomes of the population
     with pytest.raises(UnfedError, match="less than one row"):
         Config.parse({"request": request | {"fraction": 0.01}})
-    with pytest.raises(UnfedError, match="takes a population and a fraction"):
+    with pytest.raises(UnfedError, match="takes population = .*, and fraction"):
         Config.parse({"request": {"select": "memorised"}})
 
 

@@ -1,6 +1,4 @@
-"""One typed description of an experiment.
-
-It holds data, partition, model, training, request, methods, evaluation and seeds.
+"""The config: one typed description of an experiment, from data and model to methods and seeds.
 
     config = Config.read("experiment.toml", sets=["training.rounds=20", "methods.not.layers=['conv2']"])
 
@@ -69,32 +67,32 @@ class MethodsConfig(BaseModel):
 
     def build(self) -> dict[str, all_methods.Method]:
         """The methods to run, by their label."""
-        tables: dict[str, Any] = dict(self.model_extra or {})
-        for label, table in tables.items():
+        for label, table in (self.model_extra or {}).items():
             if not isinstance(table, Mapping):
-                raise UnfedError(
-                    f"methods.{label} must be a table of hyperparameters, not {table!r}; methods are chosen by"
-                    f" methods.run.{nearest(label, ['run'])}"
-                )
+                close = nearest(label, ["run"])
+                raise UnfedError(f"methods.{label} takes a table, not {table!r}; methods.run names the methods.{close}")
             if label not in self.run:
-                _build_method(label, table)
+                self.method(label)
         return {label: self.method(label) for label in self.run}
+
+    def _table(self, label: str) -> Any:
+        return (self.model_extra or {}).get(label, {})
 
     def method(self, label: str) -> all_methods.Method:
         """One method with its hyperparameters, whether or not it is among those to run."""
-        return _build_method(label, dict(self.model_extra or {}).get(label, {}))
+        return _build_method(label, self._table(label))
 
     def recovery(self, label: str) -> RecoveryConfig:
         """What is said about the recovery of one method alone."""
-        return _recovery(label, dict(self.model_extra or {}).get(label, {}))
+        return _recovery(label, self._table(label))
 
     def name_of(self, label: str) -> str:
         """The name of the method that a label stands for."""
-        return _named(label, (self.model_extra or {}).get(label, {}))[1]
+        return _named(label, self._table(label))[1]
 
     def said(self, label: str, key: str, default: Any) -> Any:
         """What a method's table says of one hyperparameter, without building the method."""
-        table = (self.model_extra or {}).get(label, {})
+        table = self._table(label)
         return table.get(key, default) if isinstance(table, Mapping) else default
 
     def code(self, labels: Iterable[str], key: str) -> list[tuple[str, str]]:
@@ -102,8 +100,7 @@ class MethodsConfig(BaseModel):
 
         Labels stand at `key`.
         """
-        tables = self.model_extra or {}
-        named = [_named(label, tables.get(label, {}), key) for label in labels]
+        named = [_named(label, self._table(label), key) for label in labels]
         return [(own, name) for own, name in named if all_methods.is_code(name)]
 
 
@@ -165,9 +162,7 @@ class Config(ConfigTable):
             if self.partition.clients != 1:
                 raise ValueError("setting = 'central' has one holder of all data; leave partition.clients out")
             if self.training.participation < 1 or self.training.drop_out > 0:
-                raise ValueError(
-                    "setting = 'central' has no client that could stay away; leave participation, drop_out out"
-                )
+                raise ValueError("setting = 'central' has no absent clients; leave participation, drop_out out")
         return self
 
     @property
@@ -229,16 +224,16 @@ class Config(ConfigTable):
         """
         path = Path(path)
         if path.is_dir():
-            run = f"`{typed('resume', path)}` goes on with the run in it" if (path / "run.json").is_file() else ""
-            raise UnfedError(f"{path} is a folder, not a config; {run or 'name a TOML file in it, or a preset'}.")
+            run = (path / "run.json").is_file()
+            remedy = f"`{typed('resume', path)}` goes on with its run" if run else "name a TOML file in it, or a preset"
+            raise UnfedError(f"{path} is a folder, not a config; {remedy}.")
         try:
             raw = tomllib.loads(storage.content(path, MOST_BYTES).decode())
         except OSError as error:
             beside = [str(path.with_suffix(".toml"))] if path.with_suffix(".toml").is_file() else []
-            raise UnfedError(
-                f"The config {path} cannot be read ({error.strerror}); check the path, or name a preset:"
-                f" {listed(presets())}.{nearest(str(path), [*beside, *presets()])}"
-            ) from error
+            known = f"{listed(presets())}.{nearest(str(path), [*beside, *presets()])}"
+            what = f"The config {path} cannot be read ({error.strerror})"
+            raise UnfedError(f"{what}; check the path, or name a preset: {known}") from error
         except RecursionError as error:
             raise UnfedError(f"The config {path} is nested too deep; give one with fewer levels.") from error
         except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
@@ -304,8 +299,9 @@ class Config(ConfigTable):
             return Config.model_validate(raw)
         except ValidationError as error:
             said = explained(error, Config)
-            whole = f"{where} has a config that cannot be read ({said.removesuffix('.')}); restore it from a copy."
-            raise UnfedError(said if where is None else whole) from error
+            if where is not None:
+                said = f"{where} has a config that cannot be read ({said.removesuffix('.')}); restore it from a copy."
+            raise UnfedError(said) from error
 
     def to_json(self) -> dict[str, Any]:
         dumped: dict[str, Any] = self.model_dump(mode="json")
@@ -407,7 +403,7 @@ def _recovery(label: str, table: Mapping[str, Any]) -> RecoveryConfig:
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(RecoveryConfig.model_fields)
+        known = listed(RecoveryConfig.model_fields, "and")
         raise UnfedError(f"methods.{label}.unlearning.{path}: {first['msg']}; it takes {known}.") from error
 
 
@@ -447,8 +443,7 @@ def _memorised(request: Mapping[str, Any]) -> SampleList:
     folder, fraction = request.get("population"), request.get("fraction")
     if not isinstance(folder, str | Path) or not isinstance(fraction, float) or not 0.0 < fraction <= 1.0:
         raise UnfedError(
-            'request.select = "memorised" takes a population and a fraction: request ='
-            ' {select = "memorised", population = "DIR", fraction = 0.1}; `unfed population` makes one.'
+            'request.select = "memorised" takes population = "DIR", which `unfed population` makes, and fraction = 0.1.'
         )
     rows = most_memorised(store.load(folder), fraction)
     text = "".join(f"{client},{position}\n" for client, position in rows)

@@ -45,10 +45,8 @@ def toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if text.lstrip()[:1] in ("[", "{"):
-            raise UnfedError(
-                f"{text!r} is not a TOML list or table; quote its words and the whole option, as in"
-                " --set \"methods.run=['not','ft']\"."
-            ) from error
+            example = "--set \"methods.run=['not','ft']\""
+            raise UnfedError(f"{text!r} is not a TOML list or table; quote its words, as in {example}.") from error
         return text
     except (ValueError, RecursionError) as error:
         raise UnfedError(f"The value {text[:40]!r}… is too long or nested too deep; give a smaller one.") from error
@@ -79,20 +77,14 @@ def check_id(name: object, what: str) -> str:
     """A name that can be a file's: letters, digits, dots, underscores and dashes."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = name if isinstance(name, str) and len(name) <= 100 else f"{str(name)[:100]}…"
-        raise UnfedError(
-            f"The {what} {shown!r} cannot be used as a file name; use at most 80 letters, digits, dots, dashes or"
-            " underscores, a letter or digit first."
-        )
+        raise UnfedError(f"The {what} {shown!r} is no file name; use up to 80 letters, digits, dots, dashes.")
     return name
 
 
 def check_folder(name: str) -> str:
     """The name of a run, which is also its folder's: any words, as long as they stay in their place."""
     if not _FOLDER.fullmatch(name):
-        raise UnfedError(
-            f"The name {name[:100]!r} cannot be used for a folder; use at most 80 letters, digits and spaces, a letter"
-            " or digit first."
-        )
+        raise UnfedError(f"The name {name[:100]!r} is no folder name; use up to 80 letters, digits and spaces.")
     return name
 
 

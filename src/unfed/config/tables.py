@@ -1,9 +1,7 @@
-"""The tables of a config.
+"""The tables of a config: frozen values with every key, its type and its default.
 
-They hold what can be said about data, partition, model, training, recovery, requests and evaluation.
-
-Each is a frozen value with every key, its type and its default. What belongs together across tables is checked where
-they come together, in `config.py`; methods have tables of their own, whose keys are the methods' hyperparameters.
+What belongs together across tables is checked in `config.py`. Methods have tables of their own, whose keys are their
+hyperparameters.
 """
 
 from __future__ import annotations
@@ -105,8 +103,7 @@ class PoisonConfig(ConfigTable):
     def _fits(self) -> PoisonConfig:
         if (self.kind == "camouflage") != (self.hidden_by is not None):
             raise ValueError("poison.hidden_by names who hides the backdoor, exactly where poison.kind is 'camouflage'")
-        everybody = [self.client, *self.colluders, *([self.hidden_by] if self.hidden_by is not None else [])]
-        if len(set(everybody)) < len(everybody):
+        if len(set(self.everybody)) < len(self.everybody):
             raise ValueError("poison names a client twice; poison.client, colluders and hidden_by are different ones")
         return self
 

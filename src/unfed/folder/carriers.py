@@ -1,30 +1,18 @@
-"""Which files of a run still carry what a request takes out: models, states, histories, scores.
+"""Carriers: the files of a run that still carry what a request takes out, and what left the folder.
 
     θ* ──► served before it ──► THE REQUEST ──► served after it          what stands left of it, or grew out of that,
       └──► compared, tried in vain                                       carries it; what stands right of it does not
 
-A model is without a request if it is the one by which the request was fulfilled, if it was drawn without its rows,
-or if it began at a model without it. A model that a public inverse turns back (`requests/reversible.py`) counts as a
-carrier once another is in force. Nothing is built to tell: states say at which model they began.
+A model is without a request if it fulfilled it, was drawn without its rows, or began at a model without it; states say
+at which model they began. A model that a public inverse turns back (`requests/reversible.py`) counts as a carrier once
+another is in force. Histories, what a method keeps for itself, and running statistics that `begin` did not set back are
+listed too. Momentum is not: no optimiser goes on from before a request.
 
-    handed-out.jsonl      {what, file, sha256, at, seed, request, method}      what left the folder, one line per file
+`handed-out.jsonl` lists what left the folder, one line per file, written before the file. A new report replaces its
+line; an export does not, because the earlier file may have been passed on.
 
-A line of that list is written first: a process killed in between has entered a file that is not there, and never the
-other way round. A new report takes its line's place; an export under the same name does not, because the earlier one
-may have been passed on.
-
-Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
-keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
-server has none, clients' optimisers begin with every round, and that of a centralised run begins with the request.
-
-Models that a training kept on its way, and who had a part in them.
-
-    training.keep_every = N     state/SEED/train.kept-ROUND         after every N-th round, but for the last
-    trajectory.jsonl            "asked": {ROUND: [CLIENT, …], …}    who was asked to train in which round
-
-A client counts from the first round in which it was asked, whether its update was taken or not. A kept model is
-untouched by some clients only if the trajectory says of every round up to it who was asked, and none of them was. Nor
-may a round have been taken back on the way: that is decided by validation rows, and theirs may be among these.
+A model kept by `training.keep_every` (`state/SEED/train.kept-ROUND`) is untouched by a client if the trajectory names
+who was asked in every round up to it, the client was never asked, and no round was taken back on the way.
 """
 
 from __future__ import annotations
@@ -52,7 +40,7 @@ from unfed.folder.study_results import left_out, read_at
 from unfed.folder.subtraction import Differences
 from unfed.methods import METHODS
 from unfed.methods.retrain import KEPT
-from unfed.records import Count, parsed, read
+from unfed.records import Count, read_text
 from unfed.requests.book import Book, overlap, owners
 from unfed.requests.entry import Entry, Job, now
 from unfed.requests.reversible import turned_back, way_back
@@ -104,16 +92,11 @@ def before(folder: RunFolder, seed: int, clients: Collection[str]) -> History:
         rounds = sorted(asked(folder, seed).items())
         took = ((round, min(own)) for round, names in rounds if (own := names & {*clients}))
         when = next((f": client {name} took part in round {round}" for round, name in took), "")
-        raise UnfedError(
-            f"No kept model is from before those who leave took part{when}; use {option('method', 'retrain')} with"
-            " start = 'fresh'."
-        )
+        instead = f"{option('method', 'retrain')} with start = 'fresh'"
+        raise UnfedError(f"No kept model is from before those who leave took part{when}; use {instead}.")
     round = max(clean)
     tensors, _ = storage.load(clean[round], "kept model")
     return History(rounds=round, shared={KEPT: storage.part(tensors)[PARAMS]})
-
-
-# --- which files of a run still carry what a request takes out: models, states, histories, scores ---------------------
 
 
 # --- what left the folder ---------------------------------------------------------------------------------------------
@@ -185,14 +168,7 @@ def handed(folder: RunFolder) -> list[HandedFile]:
     if not path.exists():
         return []
     lines = storage.content(path).splitlines() or [b""]  # it is begun with its first line
-    return [_read_handed(text, f"Line {n} of {path}") for n, text in enumerate(lines, 1)]
-
-
-def _read_handed(text: bytes, where: str) -> HandedFile:
-    try:
-        return read(HandedFile, parsed(text), where)
-    except ValueError as error:
-        raise UnfedError(f"{where} is damaged; restore the file.") from error
+    return [read_text(HandedFile, text, f"Line {n} of {path}", "restore the file") for n, text in enumerate(lines, 1)]
 
 
 # --- what carries a request -------------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
-"""Is a run folder whole? Everything in it is read, and held against what the other files say of it.
+"""Check whether a run folder is whole: read everything, and compare it with what the other files say of it.
 
     run.json ─ states ─ trajectory ─ models ─ requests ─ samples ─ what was measured of models ─ what was handed out
 
-What is wrong has one sentence each; a folder with none is whole.
-
-What was taken away on purpose has a tombstone, and counts as whole. What an interrupted process left (a torn last line,
-temporary files) is no fault: it is cut off or swept when work goes on.
+Each fault is one sentence. What was purged has a tombstone and is no fault, nor is what an interrupted process left (a
+torn last line, temporary files): it is cut off or swept when work goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from unfed.folder.folder import RunFolder, left_out_at, saved_at
 from unfed.folder.histories import HistoryLog
 from unfed.folder.layout import client_list, flower_runs
 from unfed.folder.purge import pending
-from unfed.model.params import digests, fingerprint
 from unfed.requests import book as books
 from unfed.requests.entry import SHARED, Entry
 from unfed.requests.saved_state import SavedState
@@ -46,27 +43,27 @@ class Found:
 def check(folder: RunFolder) -> Found:
     """Look through a folder. Nothing is changed, nothing that it names is built."""
     found = Found()
-    description = _told(found, folder.description)
+    description = _try(found, folder.description)
     if description is None:
         return found
-    _told(found, lambda: Config.kept(description.config, str(folder.path / "run.json")))
-    buried = _told(found, lambda: books.tombstones(folder.path)) or {}
-    filed = _told(found, lambda: books.filed_list(folder.path))
-    entries = _told(found, folder.filed)
+    _try(found, Config.kept, description.config, str(folder.path / "run.json"))
+    buried = _try(found, books.tombstones, folder.path) or {}
+    filed = _try(found, books.filed_list, folder.path)
+    entries = _try(found, folder.filed)
     if entries is not None and filed is not None:
-        found.findings += _told(found, lambda: books.missing(folder.path, entries, filed)) or []
+        found.findings += _try(found, books.missing, folder.path, entries, filed) or []
     states = _states(found, folder, buried)
-    lines = _told(found, folder.lines) or []
+    lines = _try(found, folder.lines) or []
     _models(found, folder, states, buried)
-    for path, graves in (_told(found, lambda: pending(folder.path)) or {}).items():
+    for path, graves in (_try(found, pending, folder.path) or {}).items():
         found.findings.append(
             f"{path} was to be purged for request {graves[0].request!r} and is still there;"
             f" `{typed('purge', folder.path, '--request', graves[0].request, '--yes')}` goes on."
         )
     samples = list(_files(folder.path / "samples"))
     for path in samples:
-        _told(found, lambda path=path: storage.load(path, "scores"))  # type: ignore[misc]
-        _told(found, lambda path=path: left_out_at(path))  # type: ignore[misc]
+        _try(found, storage.load, path, "scores")
+        _try(found, left_out_at, path)
     _beside(found, folder)
     found.findings += _links(folder.path)
     if entries is not None:
@@ -75,11 +72,9 @@ def check(folder: RunFolder) -> Found:
         known |= {f"{SHARED}{entry.number}" for entry in entries}
         of_graves = {grave.request for grave in buried.values()}
         for name in sorted(str(one) for one in named - known - of_graves):
-            found.findings.append(
-                f"{folder.path} has work on a request {name!r} that was not filed, or whose file is gone; restore"
-                " requests/ from a copy."
-            )
-        found.findings += _promised(folder, entries, buried)
+            lost = f"{folder.path} has work on a request {name!r} that is not filed here"
+            found.findings.append(f"{lost}; restore requests/ from a copy.")
+        found.findings += _try(found, _promised, folder, entries) or []
     found.counted |= {"lines": len(lines), "states": len(states), "samples": len(samples)}
     found.counted["requests"] = len(entries or [])
     return found
@@ -91,13 +86,13 @@ def _beside(found: Found, folder: RunFolder) -> None:
     The first are probes, studies and judged populations.
     """
     for path in sorted((folder.path / "undo").rglob("*.json")):
-        _told(found, lambda path=path: study_results.read_at(path))  # type: ignore[misc]
+        _try(found, study_results.read_at, path)
     for path in study_results.study_files(folder):
-        _told(found, lambda path=path: study_results.studied(path))  # type: ignore[misc]
+        _try(found, study_results.studied, path)
     for read in (study_results.of_run, carriers.handed):
-        _told(found, lambda read=read: read(folder))  # type: ignore[misc]
+        _try(found, read, folder)
     for own in (client_list, flower_runs, deny.key_in):
-        _told(found, lambda own=own: own(folder.path))  # type: ignore[misc]
+        _try(found, own, folder.path)
 
 
 def _links(folder: Path) -> Iterator[str]:
@@ -107,10 +102,10 @@ def _links(folder: Path) -> Iterator[str]:
             yield f"{path} is a link out of the folder, or to nothing; put the file in its place."
 
 
-def _told(found: Found, read: Callable[[], Any]) -> Any:
-    """What is read, or None with a finding."""
+def _try(found: Found, read: Callable[..., Any], *of: Any) -> Any:
+    """What `read` returns of these, or None with a finding."""
     try:
-        return read()
+        return read(*of)
     except UnfedError as error:
         if str(error) not in found.findings:
             found.findings.append(str(error))
@@ -126,15 +121,15 @@ def _files(folder: Path) -> Iterator[Path]:
 def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Path, SavedState]:
     states: dict[Path, SavedState] = {}
     for path in _files(folder.path / "state"):
-        _told(found, lambda path=path: storage.verify(path, "saved state"))  # type: ignore[misc]
-        saved = _told(found, lambda path=path: saved_at(path))  # type: ignore[misc]
+        _try(found, storage.verify, path, "saved state")
+        saved = _try(found, saved_at, path)
         if saved is not None:
             states[path] = saved
             log = path.with_name(path.name if saved.log is None else saved.log.file)
             if log.relative_to(folder.path).as_posix() not in buried:
-                _told(found, lambda path=path, saved=saved: HistoryLog(path).verify(saved))  # type: ignore[misc]
+                _try(found, HistoryLog(path).verify, saved)
         for kept in folder.kept_states(path).values():
-            _told(found, lambda kept=kept: storage.verify(kept, "kept state"))  # type: ignore[misc]
+            _try(found, storage.verify, kept, "kept state")
     return states
 
 
@@ -158,31 +153,19 @@ def _models(
         if saved.bound.model and saved.finished and job not in models and file not in buried:
             found.findings.append(consistency.gone(folder.path / file))
     for job, path in models.items():
-        loaded = _told(found, lambda path=path: storage.load(path, "model"))  # type: ignore[misc]
-        own = of_state.get(job)
-        if own is None:
-            if f"state/{job.as_posix()}" not in buried:
-                found.findings.append(f"No state vouches for the model {path}; restore state/ from a copy.")
-            continue
-        said = own.bound.model
-        if loaded is not None and said and own.finished and fingerprint(digests(loaded[0])) != said:
-            found.findings.append(
-                f"The model {path} is not the one that its job left ({folder.path / 'state' / job} vouches for"
-                " another); restore it from a copy."
-            )
+        _try(found, consistency.model_at, path, of_state.get(job))
+        if job not in of_state and f"state/{job.as_posix()}" not in buried:
+            found.findings.append(f"No state vouches for the model {path}; restore state/ from a copy.")
 
 
-def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, books.Tombstone]) -> Iterator[str]:
-    """Requests that are fulfilled by a model that is not there."""
-    done = {entry.request.id for entry in entries if entry.state == "fulfilled"}
+def _promised(folder: RunFolder, entries: list[Entry]) -> list[str]:
+    """Requests that are fulfilled by a model, or by other requests, that are not there."""
+    done, found = {entry.request.id for entry in entries if entry.state == "fulfilled"}, []
     for entry in entries:
-        if entry.left_by:
-            yield from (
-                f"Request {entry.request.id!r} is fulfilled by request {name!r}, which is not; restore requests/."
-                for name in entry.left_by
-                if name not in done
-            )
-            continue
-        file = Path("models", str(entry.seed), entry.request.id, f"{entry.method.replace(':', '.')}.safetensors")
-        if entry.state == "fulfilled" and file.as_posix() not in buried and not (folder.path / file).exists():
-            yield f"Request {entry.request.id!r} is fulfilled by {folder.path / file}, which is gone; restore it."
+        name, model = entry.request.id, folder.model_file(entry.job)
+        for other in (one for one in entry.left_by if one not in done):
+            found.append(f"Request {name!r} is fulfilled by request {other!r}, which is not; restore requests/.")
+        by_model = name in done and not entry.left_by
+        if by_model and not model.exists() and not folder.buried(entry.job):
+            found.append(f"Request {name!r} is fulfilled by {model}, which is gone; restore it.")
+    return found

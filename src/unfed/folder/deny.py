@@ -1,6 +1,4 @@
-"""The deny list of a run.
-
-It holds what the run forgot; it is kept in its folder and handed on to the next run of the federation.
+"""The deny list: what a run forgot, handed on to the next run of the federation.
 
     run.json      config.deny: what this run took over from the one before
     requests/     each accepted request: clients by name, classes by number, single rows as keyed hashes (`rows`)
@@ -42,9 +40,7 @@ def imported(config: Config) -> Config:
         return config
     found: dict[str, Any]
     if not own.run.exists():
-        raise UnfedError(
-            f"There is no deny list at {own.run}; name a run folder, a ledger, or a file with one client per line."
-        )
+        raise UnfedError(f"There is no deny list at {own.run}; name a run folder, or a file with one client per line.")
     if own.run.is_file():
         found = {"clients": _names(own.run)}
     elif (own.run / FILE).is_file():
@@ -61,11 +57,8 @@ def _of_evidence(folder: Path) -> dict[str, Any]:
     if not names and not classes:
         raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
     if kept.unnamed:
-        ids = " and ".join(kept.unnamed)
-        raise UnfedError(
-            f"{folder} knows {ids} by no name, so the others alone would stay out; write"
-            f" all names ({', '.join([*names, '…'])}) into a file, and name that."
-        )
+        ids, all_names = " and ".join(kept.unnamed), ", ".join([*names, "…"])
+        raise UnfedError(f"{folder} knows {ids} by no name; write all names ({all_names}) into a file, and name that.")
     return {"clients": names, "classes": classes}
 
 
@@ -76,17 +69,13 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     asked = [entry for entry in folder.book().entries if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.named and not entry.rows), None)
     if unseen is not None:
-        raise UnfedError(
-            f"Request {unseen!r} of {folder.path} took out single samples, which cannot be recognised elsewhere; name a"
-            " file of clients as deny.run instead, one per line."
-        )
+        what = f"Request {unseen!r} of {folder.path} took out single samples, which cannot be recognised elsewhere"
+        raise UnfedError(f"{what}; name a file of clients as deny.run instead, one per line.")
     rows = sorted({*before.rows, *(row for entry in asked for row in entry.rows)})
     sides = [stretched(one.data.name, one.data.resize) for one in (earlier, config)]
     if rows and sides[0] != sides[1] and earlier.data.name == config.data.name:
-        raise UnfedError(
-            f"The deny list of {folder.path} knows its rows by pixels at size {sides[0]}, not {sides[1]}; set"
-            f" data.resize = {sides[0]}."
-        )
+        what = f"The deny list of {folder.path} knows its rows by pixels at size {sides[0]}, not {sides[1]}"
+        raise UnfedError(f"{what}; set data.resize = {sides[0]}.")
     left = {name for entry in asked for name in entry.request.clients}
     known = client_list(folder.path)
     goes_by = known.names if known else {}

@@ -1,6 +1,4 @@
-"""A run folder.
-
-One documented, versioned layout, from which every table and report is computed afterwards.
+"""A run folder: one documented layout, from which every table and report is computed afterwards.
 
     run.json                                   schema, config, versions, seeds, clients, model size
     trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
@@ -39,9 +37,10 @@ from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.folder import consistency
 from unfed.folder import locks as presence
-from unfed.folder.consistency import TrajectoryFile
+from unfed.folder.consistency import TRAJECTORY
 from unfed.folder.histories import HistoryLog
 from unfed.folder.layout import Description, ModelHeader, ScoresHeader, described
+from unfed.measures import trajectory
 from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
 from unfed.model.params import Params, digests, fingerprint
@@ -96,10 +95,8 @@ def _description(path: Path) -> Description:
     """What a `run.json` says."""
     found = storage.read_json(path, "run description")
     if (layout := found.get("schema") if isinstance(found, dict) else None) != SCHEMA:
-        raise UnfedError(
-            f"{path.parent} was written in layout {layout!r}, this version reads layout {SCHEMA};"
-            " use the version of unfed that wrote it."
-        )
+        what = f"{path.parent} was written in layout {layout!r}, this version reads layout {SCHEMA}"
+        raise UnfedError(f"{what}; use the version of unfed that wrote it.")
     return described(found, str(path))
 
 
@@ -113,7 +110,6 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._trajectory = TrajectoryFile(self.path)
         self._logs: dict[Path, HistoryLog] = {}
 
     # --- run.json -------------------------------------------------------------------------------------------------
@@ -159,11 +155,11 @@ class RunFolder:
 
     @property
     def trajectory(self) -> Path:
-        return self._trajectory.path
+        return self.path / TRAJECTORY
 
     def append(self, line: Line) -> int:
         """Add a line to the trajectory; how long it is then."""
-        return self._trajectory.append(line)
+        return storage.append_line(self.trajectory, trajectory.write(line))
 
     def lines(self) -> list[Line]:
         """All whole lines that states vouch for, and those after them of jobs that have not ended.
@@ -171,7 +167,10 @@ class RunFolder:
         A job that has ended adds none, but while someone is at work on it once more.
         """
         states = list(self.states())
-        lines, vouched = self._trajectory.lines(self._trajectory.vouched(states))
+        length = consistency.vouched(self.path, states)
+        data = storage.content(self.trajectory) if self.trajectory.exists() else b""
+        texts, vouched = data.split(b"\n")[:-1], data.count(b"\n", 0, length)  # the last line may be torn
+        lines = [trajectory.read(text, f"Line {n} of {self.trajectory}") for n, text in enumerate(texts, 1)]
         ended = {path for path, saved in states if saved.finished}
         if lines[vouched:] and not self.busy():
             lines[vouched:] = [one for one in lines[vouched:] if self.state_file(Job(*job_of(one))) not in ended]
@@ -179,23 +178,11 @@ class RunFolder:
 
     def length(self) -> int:
         """How long the trajectory is, in bytes."""
-        return self._trajectory.length()
-
-    def reread(self) -> None:
-        """Trust nothing that was read of the trajectory before."""
-        self._trajectory.reread()
+        return self.trajectory.stat().st_size if self.trajectory.exists() else 0
 
     def cut_back(self) -> None:
         """Cut the trajectory to what a saved state vouches for."""
-        self.reread()
-        storage.cut(self.trajectory, self.vouched())
-
-    def vouched(self) -> int:
-        """How much of the trajectory the saved states vouch for.
-
-        States are read first: a process that is at work only adds to the trajectory meanwhile.
-        """
-        return self._trajectory.vouched(list(self.states()))
+        storage.cut(self.trajectory, consistency.vouched(self.path, list(self.states())))
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
@@ -288,7 +275,7 @@ class RunFolder:
         came_out = state.tensors.get(BEST) or state.params
         return {
             "run": consistency.file_digest(self.path / "run.json"),
-            "trajectory": self._trajectory.digest(int(numbers["offset"])),
+            "trajectory": consistency.digest_of_start(self.trajectory, int(numbers["offset"])),
             "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
             **consistency.log_kept(self.path),
         }
@@ -351,14 +338,7 @@ class RunFolder:
         path = self.model_file(job)
         if not path.exists():
             raise UnfedError(consistency.gone(path))
-        params = storage.load(path, "model")[0]
-        said = self.came_out(job)
-        if self.finished(job) and said and fingerprint(digests(params)) != said:
-            raise UnfedError(
-                f"The model {path} is not the one that its job left ({self.state_file(job)} vouches for another);"
-                " restore it from a copy."
-            )
-        return params
+        return consistency.model_at(path, self.saved(job))
 
     def buried(self, job: Job) -> books.Tombstone | None:
         """The tombstone of a job's model, if that was purged."""
@@ -418,6 +398,14 @@ class RunFolder:
                 self._sweep(name)
             yield free
 
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """Hold the lock of the work; refused while another process has it."""
+        with self.lock() as free:
+            if not free:
+                raise UnfedError(f"Another process is at work in {self.path}; see `{typed('status', self.path)}`.")
+            yield
+
     def _sweep(self, lock: str) -> None:
         """Take away what killed processes left, of the files that only the holder of this lock writes."""
         if lock == "requests":
@@ -431,11 +419,3 @@ class RunFolder:
     def busy(self) -> bool:
         """Whether a process is at work here now."""
         return presence.busy(self.path)
-
-    def beat(self, progress: Mapping[str, Any]) -> None:
-        """Say where the work is."""
-        presence.beat(self.path, progress)
-
-    def heard(self) -> dict[str, Any] | None:
-        """Where the work was when it was last heard of."""
-        return presence.heard(self.path)

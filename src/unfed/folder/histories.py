@@ -1,6 +1,4 @@
-"""The histories that belong to a job's saved state, in a file that is added to.
-
-A save costs what changed.
+"""The recorded histories of a job's saved state, in a file that is added to: a save costs what changed.
 
     state/SEED/JOB.safetensors      says: histories (clients, rounds, numbers) and the log: its file, length, SHA-256
     state/SEED/JOB.history-N        the records themselves, one part per save; what comes later replaces what was before
@@ -134,10 +132,8 @@ class HistoryLog:
                 shared = {name: found[label, "shared", name].tensors for name in outline.groups}
                 own = {name: found[label, "own", name] for name in outline.clients}
             except KeyError as error:
-                raise UnfedError(
-                    f"The recorded history for {label} beside {self._state} lacks {error}; restore it from a copy, or"
-                    " train again."
-                ) from error
+                what = f"The recorded history for {label} beside {self._state} lacks {error}"
+                raise UnfedError(f"{what}; restore it from a copy, or train again.") from error
             histories[label] = History(outline.rounds, shared, own, dict(outline.numbers), outline.purged)
         self._said, self._hash = saved.log, hashlib.sha256(data)
         self._known = {key: _seen(record) for key, record in _records(histories)}
@@ -158,10 +154,8 @@ class HistoryLog:
                 raise ValueError("its SHA-256 differs")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UnfedError(
-                f"The history {path} is not what {self._state} vouches for ({reason}): it is damaged or was changed;"
-                " restore it from a copy, or train again."
-            ) from error
+            what = f"The history {path} is not what {self._state} vouches for ({reason})"
+            raise UnfedError(f"{what}; restore it from a copy, or train again.") from error
         return data
 
     def verify(self, saved: SavedState) -> None:

@@ -25,7 +25,7 @@ from unfed.folder.study_results import Judged
 from unfed.measures.forgotten import Forgetting
 from unfed.methods import METHODS
 from unfed.records import Count, JsonRecord, Plain
-from unfed.requests.entry import CheckSaid, GateSaid, Job
+from unfed.requests.entry import Check, GateSaid, Job
 from unfed.requests.saved_state import Beginning
 from unfed.values import Value
 
@@ -69,7 +69,7 @@ class RequestInfo(AskedRequest):
     expected_by: str | None = None
 
     @property
-    def checks(self) -> tuple[CheckSaid, ...]:
+    def checks(self) -> tuple[Check, ...]:
         return self.gate.checks if self.gate else ()
 
 
@@ -141,7 +141,7 @@ class InForce:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "job": "/".join(self.job.path.parts),
+            "job": self.job.name,
             "seed": self.job.seed,
             "request": self.job.request,
             "method": self.job.label,

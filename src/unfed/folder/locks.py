@@ -1,6 +1,4 @@
-"""Who is at work in a run folder.
-
-Here are locks for those who write, and a beacon and a heartbeat for those who only look.
+"""Who is at work in a run folder: locks for writers, a beacon and a heartbeat for readers.
 
     .work.lock        held while jobs are worked on          .requests.lock   held while a request is filed or changed
     .busy.lock        held beside the first, all along       progress.json    where the work is, as last heard
@@ -47,10 +45,8 @@ def held(folder: Path, name: str, wait: float = 0.0) -> Iterator[bool]:
             pass
         except OSError as error:
             if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise UnfedError(
-                    f"The file system of {folder} has no locks ({error.strerror}), so two processes could spoil"
-                    " the run for each other; keep runs on another disk."
-                ) from error
+                what = f"The file system of {folder} has no locks ({error.strerror})"
+                raise UnfedError(f"{what}; keep runs on another disk.") from error
             raise
     try:
         yield lock.is_locked

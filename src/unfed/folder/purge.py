@@ -1,11 +1,6 @@
-"""Purging: what still carries a fulfilled request goes for good, and a tombstone says that it did.
+"""Purge what still carries a fulfilled request, and prune what nothing needs.
 
-    look ──► tombstones.json (file, SHA-256, request, date) ──► take away ──► nothing left that a tombstone names
-      └── refused where a later step needs what would go
-
-The tombstones are written first, all at once: they are the intent. What they name and is still there, with that very
-SHA-256, is taken away by the same command again, or by the next process in the folder, so a process killed at any
-moment has done all of it or will.
+Purging takes files, or parts of them, away for good and writes a tombstone for each:
 
     models, scores, probes, exposure  deleted
     histories                         deleted
@@ -14,20 +9,13 @@ moment has done all of it or will.
     states                            their tensors go; the numbers stay (rounds, costs, what they vouch for)
     states of models without it       what their methods kept beside the model goes
 
-What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`).
-Deleting takes a file's name away: backups, snapshots and what a disk keeps are not reached.
+All tombstones are written first: they are the intent. A file that is still there with the SHA-256 of its tombstone is
+taken away by the next process in the folder, so a purge that is killed is finished later. The request itself stays,
+with its rows as keyed hashes (`deny.py`), and no score of a single row of it is written again. Backups, snapshots and
+what a disk keeps of deleted files are not reached.
 
-Purged is for good: the request's file says so, and from then on no score of a single row of it is written,
-no matter who leaves next. What is measured again of it is a share of all its rows (`measures/evaluator.py`).
-
-Pruning: a run folder keeps what results, requests and resuming need, and no more.
-
-    samples/…      scores of single rows: those of each job's last round stay, or none; nothing is computed from them
-    state/…        of a job that has ended: the tensors that `models/…` holds too go, and are read from there
-
-Nothing that can be asked of the folder changes: a job that is asked for more rounds goes on from the same bytes. Each
-file is taken away or written again by itself, so a process killed at any moment leaves a whole folder, and the next
-pruning goes on. Nothing is forgotten by it: that is what `purge.py` is for.
+Pruning takes away old scores of single rows, and tensors of ended jobs' states that `models/` holds too. Nothing is
+forgotten by it, and nothing that can be asked of the folder changes.
 """
 
 from __future__ import annotations
@@ -42,7 +30,7 @@ import torch
 
 from unfed import storage
 from unfed.config.config import Config
-from unfed.errors import UnfedError, listed, typed
+from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency, subtraction
 from unfed.folder.carriers import Carrier
 from unfed.folder.consistency import TRAJECTORY
@@ -53,11 +41,8 @@ from unfed.folder.study_results import read_at
 from unfed.measures.evaluator import WHOSE
 from unfed.model.params import digests, fingerprint
 from unfed.requests import book as books
-from unfed.requests.book import Tombstone
+from unfed.requests.book import Book, Tombstone
 from unfed.requests.entry import Entry, Job, now
-
-# --- purging: what still carries a fulfilled request goes for good, and a tombstone says that it did ------------------
-
 
 KINDS = ("models", "state", "samples", "undo", "theory", "advice", "population")
 """The folders in which something can be purged."""
@@ -101,18 +86,13 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
     `agreed` are the tombstones that were shown before someone said yes: nothing else goes.
     """
     folder = run.folder
-    with folder.lock() as free:
-        if not free:
-            raise UnfedError(
-                f"Another process is at work in {folder.path} and may need what would be purged; wait for it"
-                f" (`{run.command('status')}`)."
-            )
+    with folder.work():
         if not dry_run:
             finish(folder)
         with folder.lock("requests", wait=True):  # no one files a request that needs it between the look and the word
             book = folder.book()
             entries = book.entries
-            entry = _fulfilled(run, request, entries)
+            entry = _fulfilled(run, book, request)
             found = carriers.carriers(folder, book, entry)
             doomed = _doomed(folder, found, entries)
             if doomed:
@@ -131,35 +111,17 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
     return PurgeOutcome(entry, graves, tuple(before))
 
 
-def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
-    """The request that is meant, if there is a model without it."""
-    entry = next((e for e in entries if e.request.id == request), None)
-    if entry is None:
-        if request in run.config.request_ids():
-            raise UnfedError(
-                f"Request {request!r} was only compared, not served; serve it with `{run.command('forget')}` under"
-                " another --id, then purge that."
-            )
-        known = listed(e.request.id for e in entries) or "no requests"
-        raise UnfedError(f"This run has no request {request!r}; it has {known}.")
+def _fulfilled(run: Purged, book: Book, request: str) -> Entry:
+    """The request, refused unless there is a model without it."""
+    entry = book.named(request)
     if entry.owed:
-        raise UnfedError(
-            f"Request {request!r} is {entry.standing}, so no model was put in force for it and nothing can go:"
-            f" {run.way_out(entry)}."
-        )
-    if entry.state == "revoked":
-        raise UnfedError(f"Request {request!r} was withdrawn, so nothing has to go.")
+        raise UnfedError(f"Request {request!r} is {entry.standing} and left no model in force: {run.way_out(entry)}.")
     if entry.state != "fulfilled":
-        raise UnfedError(
-            f"Request {request!r} is {entry.standing}, and starts from what would go; serve it first with"
-            f" {run.going_on}."
-        )
-    if left := [one for one in entry.left_by if not any(e.purged for e in entries if e.request.id == one)]:
+        then = "nothing has to go" if entry.state == "revoked" else f"serve it first with {run.going_on}"
+        raise UnfedError(f"Request {request!r} is {entry.standing}; {then}.")
+    if left := [one for one in entry.left_by if not book.named(one).purged]:
         first = listed((f"`{run.command('purge', '--request', one)}`" for one in left), last="and")
-        raise UnfedError(
-            f"Request {request!r} took nothing out itself: every training row of it had left before, and what carries"
-            f" them goes by {first}; purge {request!r} after that."
-        )
+        raise UnfedError(f"The rows of request {request!r} had left before by others; purge these first: {first}.")
     return entry
 
 
@@ -171,7 +133,7 @@ Doomed = Mapping[str, tuple[str, ...]]
 
 def _doomed(folder: RunFolder, found: Sequence[Carrier], entries: Sequence[Entry]) -> Doomed:
     doomed: dict[str, list[str]] = {}
-    served = {Job(e.seed, e.request.id, e.method).path for e in entries if e.state == "fulfilled"}
+    served = {e.job.path for e in entries if e.state == "fulfilled"}
     for file, part in (pair for one in found for pair in _parts(folder, one)):
         # What was tried in vain could not go on without the part: it begins again when it is asked for again.
         tried = file != TRAJECTORY and Path(file).parts[0] == "state"
@@ -198,9 +160,7 @@ def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombsto
     for file, parts in sorted(doomed.items()):
         path = folder.path / file
         if consistency.leads_out(folder.path, path):
-            raise UnfedError(
-                f"{path} is a link out of the folder, and what it leads to would stay; put the file in its place."
-            )
+            raise UnfedError(f"{path} is a link out of the folder and cannot be purged; put the file in its place.")
         if (digest := consistency.file_digest(path)) is None:
             raise UnfedError(f"{path} is to be purged and is not there; restore it from a copy.")
         for part in parts:
@@ -213,26 +173,20 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
     filed = {Job(e.seed, name, e.method) for e in entries for name in e.names}
     for job, _ in run.jobs():
         if job.seed == entry.seed and job not in filed and not folder.finished(job):
-            raise UnfedError(
-                f"The comparison of this run is not finished ({job.path.as_posix()}) and begins at what would be"
-                f" purged; first go on with {run.going_on}."
-            )
+            unfinished = f"The comparison is not finished ({job.name}) and needs what would be purged"
+            raise UnfedError(f"{unfinished}; first go on with {run.going_on}.")
     histories = any(f".{HISTORY}-" in file for file in doomed)
     for other in entries:
         if other.seed != entry.seed or not (other.waiting or other.owed):
             continue
-        name = other.request.id
+        name, needs = other.request.id, run.about(other.method, other).needs
         if other.waiting and other.begun is not None:
-            raise UnfedError(
-                f"Request {name!r} is {other.standing} and was begun beside what would be purged; first go on"
-                f" with {run.going_on}, or {run.letting_go(name)}."
-            )
-        needs = run.about(other.method, other).needs
-        if histories and (needs is None or "history" in needs):
-            raise UnfedError(
-                f"Request {name!r} is {other.standing}, and {other.method} needs the history that would be purged;"
-                f" serve it first (`{run.command('forget', '--id', name)}`), or {run.letting_go(name)}."
-            )
+            why, first = "was begun beside what would be purged", f"go on with {run.going_on}"
+        elif histories and (needs is None or "history" in needs):
+            why, first = "needs the history that would be purged", f"serve it (`{run.command('forget', '--id', name)}`)"
+        else:
+            continue
+        raise UnfedError(f"Request {name!r} is {other.standing} and {why}; first {first}, or {run.letting_go(name)}.")
 
 
 # --- taking away ------------------------------------------------------------------------------------------------------
@@ -255,7 +209,7 @@ def finish(folder: RunFolder) -> None:
         elif kind == "undo" and parts:
             if (probe := read_at(path)) is not None:
                 storage.write_json(path, subtraction.as_it_stands(folder).of_probe(probe).to_json())
-        elif path.relative_to(folder.path).parts[0] != "state" or path.suffix != ".safetensors":
+        elif kind != "state" or path.suffix != ".safetensors":
             storage.remove(path)
             for empty in (path.parent, path.parent.parent):  # folders of scores and probes, once nothing is in them
                 with contextlib.suppress(OSError):
@@ -295,10 +249,8 @@ def _inside(folder: Path, grave: Tombstone) -> PurePosixPath:
     """The path of what was purged, which leads nowhere outside the folder."""
     path = PurePosixPath(grave.file.partition("#")[0])
     if path.is_absolute() or ".." in path.parts or (len(path.parts) < 2 and str(path) != TRAJECTORY):
-        raise UnfedError(
-            f"A tombstone in {folder / books.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
-            " restore it from a copy."
-        )
+        where = folder / books.TOMBSTONES
+        raise UnfedError(f"{where} names {grave.file!r}, which is no file of this folder; restore it from a copy.")
     return path
 
 
@@ -329,7 +281,7 @@ def _strip(path: Path, parts: Sequence[str]) -> None:
     storage.save(path, left, numbers)
 
 
-# --- pruning: a run folder keeps what results, requests and resuming need, and no more --------------------------------
+# --- pruning ----------------------------------------------------------------------------------------------------------
 
 
 Keep = Literal["all", "last", "none"]
@@ -348,12 +300,7 @@ class Freed:
 def prune(folder: RunFolder, samples: Keep = "last", states: bool = True, dry_run: bool = False) -> list[Freed]:
     """Take away old scores of single rows, and second copies of models; pruning twice is pruning once."""
     folder.description()  # what is no run folder is refused
-    with folder.lock() as free:
-        if not free:
-            raise UnfedError(
-                f"Another process is at work in {folder.path} and may need what would be pruned; wait for it"
-                f" (`{typed('status', folder.path)}`)."
-            )
+    with folder.work():
         if not dry_run:
             finish(folder)  # a tombstone names a file by its SHA-256, which pruning changes
         freed = [_removed(folder, path, dry_run) for path in _old_scores(folder, samples)]
@@ -381,18 +328,13 @@ def _removed(folder: RunFolder, path: Path, dry_run: bool) -> Freed:
 def _slimmed(folder: RunFolder, path: Path, dry_run: bool) -> Freed | None:
     """Leave out of a state what the model of its job holds, if that is the one it vouches for."""
     saved, model = saved_at(path), folder.path / "models" / path.relative_to(folder.path / "state")
-    if saved is None or not (saved.finished and (said := saved.bound.model) and model.exists()):
+    if saved is None or saved.pruned or saved.purged or not (saved.finished and saved.bound.model and model.exists()):
         return None
-    if saved.pruned is not None or saved.purged is not None:
-        return None
-    if fingerprint(digests(storage.load(model, "model")[0])) != said:
-        raise UnfedError(f"The model {model} is not the one that its job left; see `{typed('check', folder.path)}`.")
+    consistency.model_at(model, saved)
     tensors, numbers = storage.load(path, "saved state")
     groups = storage.part(tensors)
-    twice = next(
-        (name for name in (BEST, PARAMS) if name in groups and fingerprint(digests(groups[name])) == said), None
-    )
-    if twice is None:
+    same = (n for n in (BEST, PARAMS) if n in groups and fingerprint(digests(groups[n])) == saved.bound.model)
+    if (twice := next(same, None)) is None:
         return None
     left = storage.join({name: group for name, group in groups.items() if name != twice})
     data = storage.packed(left, {**numbers, PRUNED: twice})

@@ -216,10 +216,6 @@ class Target:
     entry: Entry | None = None
     """The request as it was served, with hyperparameters of its own; None in a comparison."""
 
-    @property
-    def name(self) -> str:
-        return "/".join(self.job.path.parts)
-
 
 def targets(folder: RunFolder, config: Config) -> list[Target]:
     """Every model that a method left on a request, of the comparison and of what was served."""

@@ -267,7 +267,6 @@ def take_out(folder: RunFolder) -> None:
         gone |= {"best": -1.0} if first and path.parent.name in about.unsaid else {}
         _move(path, saved, old, new, moved, gone)
     storage.write_bytes(folder.trajectory, new)
-    folder.reread()
 
 
 def _changed(old: bytes, about: Differences) -> tuple[bytes, dict[int, int]]:

@@ -23,7 +23,7 @@ from unfed import records, storage
 from unfed.config.config import Config
 from unfed.config.reading import check_id, check_label
 from unfed.data import Request
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError, listed, typed
 from unfed.records import Count, JsonRecord
 from unfed.requests.entry import Entry, Job, now
 from unfed.requests.saved_state import SavedState
@@ -46,10 +46,7 @@ class Tombstone:
 
     def sentence(self, folder: Path) -> str:
         """What became of the file."""
-        return (
-            f"{folder / self.file} was purged for request {self.request!r} on {self.date} (its SHA-256 was"
-            f" {self.sha256}, says {TOMBSTONES})"
-        )
+        return f"{folder / self.file} was purged for request {self.request!r} on {self.date} (see {TOMBSTONES})"
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,16 @@ class Book:
 
     def find(self, name: str) -> Entry | None:
         return next((e for e in self.entries if e.request.id == name), None)
+
+    def named(self, name: str) -> Entry:
+        """The request with this id; refused where it was only compared, or there is none."""
+        if (entry := self.find(name)) is not None:
+            return entry
+        if name in self.config.request_ids():
+            again = f"`{typed('forget', self.folder)}` under another --id"
+            raise UnfedError(f"Request {name!r} was only compared, not served; serve it with {again}.")
+        known = listed(e.request.id for e in self.entries) or "no requests"
+        raise UnfedError(f"This run has no request {name!r}; it has {known}.")
 
     def accepted(self, seed: int) -> list[Entry]:
         """Everything that must stay out of this repetition's training, in the order in which it was asked."""
@@ -180,10 +187,7 @@ def _filed(path: Path) -> dict[int, tuple[str, str]]:
     found: dict[int, tuple[str, str]] = {}
     whole, _, _ = storage.content(path).rpartition(b"\n")
     for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
-        try:
-            line = records.read(FiledLine, records.parsed(text), f"Line {place} of {path}")
-        except ValueError as error:
-            raise UnfedError(f"Line {place} of {path} is damaged; restore the file.") from error
+        line = records.read_text(FiledLine, text, f"Line {place} of {path}", "restore the file")
         if line.number in found:
             raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
         found[line.number] = line.id, line.sha256
@@ -203,7 +207,8 @@ def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
             storage.cut(path, whole)
     for entry in new:
         known[entry.number] = entry.request.id, request_digest(entry.request)
-        line = dict(zip(("number", "id", "sha256"), (entry.number, *known[entry.number]), strict=True))
+        name, digest = known[entry.number]
+        line = {"number": entry.number, "id": name, "sha256": digest}
         storage.append_line(path, json.dumps(line, separators=(",", ":")))
     if new:
         storage.wrote(path, _filed, known)
@@ -220,15 +225,11 @@ def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
         file = f"requests/{number:04d}-{name}.json"
         if number not in there:
             if file not in purged:
-                said.append(
-                    f"The request {name!r} was filed here (number {number}), but its file {folder / file} is gone;"
-                    " restore it from a copy, or its rows would be trained on again."
-                )
+                what = f"The request {name!r} was filed, but its file {folder / file} is gone"
+                said.append(f"{what}; restore it from a copy, or its rows would be trained on again.")
         elif request_digest(there[number].request) != digest:
-            said.append(
-                f"The request {name!r} in {folder / file} asks for something else than what was filed;"
-                " restore it from a copy."
-            )
+            what = f"The request {name!r} in {folder / file} asks for something else than what was filed"
+            said.append(f"{what}; restore it from a copy.")
     return said
 
 
@@ -268,8 +269,5 @@ def method_of_request(entries: Iterable[Entry], config: Config, seed: int, reque
     served = [entry.method for entry in entries if (entry.seed, entry.request.id) == (seed, request)]
     labels = served or list(config.methods.run)
     if len(labels) > 1 and request in config.request_ids():
-        raise UnfedError(
-            f"Methods were compared on request {request!r}, and none of their models was put in force; say which one"
-            f" with --method, {listed(labels)}."
-        )
+        raise UnfedError(f"Methods were compared on request {request!r}; say which with --method, {listed(labels)}.")
     return labels[0] if labels else "not"

@@ -1,6 +1,4 @@
-"""A deletion request as it stands in a run folder.
-
-It says what is asked, where it stands, and which steps it may take.
+"""A deletion request in a run folder: what is asked, its state, and which steps it may take.
 
     open ◄─► in_progress ──► fulfilled      the model that came out is in force
       ├───────────┼────────► denied         for a reason: refused, not recovered, gate, by the operator; asked again
@@ -9,11 +7,9 @@ It says what is asked, where it stands, and which steps it may take.
       └───────────┴────────► revoked        withdrawn by its owner: a client by its signature, else the operator; or
                                             replaced by a newer signed request of the same client for the same data
 
-From acceptance on a request's rows are in no training view, whatever becomes of it; only withdrawal readmits them. A
-request that is denied or expired is owed: the next recovery leaves its rows out and measures them. One whose clients
-did not answer is put off: it is open again. One of which nothing was left in training is fulfilled without a model of
-its own (`left_by`): it keeps out whom and what it names. The files are the only truth: there is no other list of
-requests, and each step is one file, written whole or not at all.
+From acceptance on a request's rows are in no training view; only withdrawal readmits them. A denied or expired request
+is owed: the next recovery leaves its rows out and measures them. One whose clients did not answer is put off: it is
+open again. One of which nothing was left in training is fulfilled without a model of its own (`left_by`).
 """
 
 from __future__ import annotations
@@ -32,6 +28,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.records import Count, JsonRecord, Plain, like
 from unfed.requests.options import RequestOptions, Until
+from unfed.values import Value, is_measured
 
 SHARED = "together-"
 """What the names of jobs begin with that several requests share."""
@@ -93,30 +90,43 @@ class Job:
         return self.seed, self.request, self.label
 
     @property
+    def name(self) -> str:
+        """What sentences call it: `0/train`, `0/REQUEST/METHOD`."""
+        return self.path.as_posix()
+
+    @property
     def path(self) -> Path:
         if self.request is None:
             return Path(str(self.seed), self.label)
         return Path(str(self.seed), self.request, self.label.replace(":", "."))
 
 
-class CheckSaid(JsonRecord):
-    """What one check of the gate found."""
+class Check(JsonRecord):
+    """What one check of the gate found: a value, the bound that it must not exceed, and the verdict."""
 
-    before: float | str | None = None
+    before: Value | None = None
+    """The same of the model before, where that is another thing than the value itself."""
     bound: float
     decides: bool = False
     name: str
     rows: Count | None = None
-    value: float | str
+    value: Value
     verdict: str
     what: str
+
+    @property
+    def sentence(self) -> str:
+        """The check in words, without a full stop."""
+        if not is_measured(self.value):
+            return f"{self.name}: {self.value}"
+        return f"{self.name} {self.verdict}: {self.what} is {self.value:.3g} (allowed: at most {self.bound:.3g})"
 
 
 class GateSaid(JsonRecord):
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
 
     accepted: Mapping[str, str] | None = None
-    checks: tuple[CheckSaid, ...]
+    checks: tuple[Check, ...]
     forgetting: Plain | None = None
     passed: bool = False
 
@@ -244,16 +254,9 @@ class Entry:
 
         A date that has passed does not come again.
         """
-        tried: dict[str, Any] = {
-            "method": self.method,
-            "until": self.until,
-            "reason": self.reason,
-            "why": self.why,
-            "at": self.changed,
-        }
-        tried |= ({"how": self.how.to_json()} if self.how != RequestOptions() else {}) | (
-            {"gate": self.gate} if self.gate else {}
-        )
+        tried: dict[str, Any] = {name: getattr(self, name) for name in ("method", "until", "reason", "why")}
+        tried |= {"at": self.changed} | ({"gate": self.gate} if self.gate else {})
+        tried |= {"how": self.how.to_json()} if self.how != RequestOptions() else {}
         attempts = (*self.attempts, tried) if self.state == "denied" else self.attempts
         expires = asked.expires or (None if self.state == "expired" else self.expires)
         how: dict[str, Any] = {"method": asked.method, "until": asked.until, "how": asked.how}

@@ -1,20 +1,19 @@
-"""The gate that a model passes before it comes into force: a list of checks, and one decision.
+"""The gate: the checks that a model must pass before it comes into force.
 
     utility     validation accuracy before − after, in points              at most gate.max_drop
     forgotten   how well the leaver's rows are still known                 at most chance, or gate.margin
     backdoor    how often a backdoor works that the leaver planted         at most chance
     camouflage  how many more images a trigger turns to one class          at most gate.max_rise
 
-Each check has a value, a bound and a verdict: passed, failed, or not measured and why. Utility always decides. The
-others decide where they were asked for (`--until forgotten`, or `gate.require`); else they are measured and shown.
-Camouflage looks for a backdoor that a departure arms, by triggers of the gate's own: foreign ones it sees or does not.
-What a check could not measure does not stop a model, unless it was asked for. A model that does not pass stays out of
-force and its request stays owed; who accepts it all the same (`--accept`) stands in the request's file.
+Utility always decides. The others decide where they were asked for (`--until forgotten`, or `gate.require`); else they
+are measured and shown. Camouflage looks for a backdoor that a departure arms, with triggers of the gate's own. What
+could not be measured stops no model, unless it was asked for. A model that does not pass stays out of force, its
+request stays owed, and an operator may accept it all the same (`--accept`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,13 +36,13 @@ from unfed.measures.forgotten import (
     rows_forgotten,
 )
 from unfed.model.params import Params
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Check, Entry
 from unfed.requests.options import Until
 from unfed.values import Value, is_measured, not_measured
 
 
 class NotForgotten(Refused):
-    """The rounds that a request was given did not make its model forget."""
+    """The rounds of a request did not make its model forget."""
 
 
 class NotPassed(Refused):
@@ -54,33 +53,9 @@ class NotPassed(Refused):
         self.decision = decision
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at: its value, the bound that it must not exceed, and the verdict."""
-
-    name: str
-    what: str
-    value: Value
-    bound: float
-    verdict: Verdict
-    decides: bool
-    rows: int | None = None
-    before: Value | None = None
-    """The same value of the model that was in force before, where that is another thing than the value itself."""
-
-    @staticmethod
-    def of(name: str, found: Judgement, decides: bool) -> Check:
-        return Check(name, found.what, found.value, found.bound, found.verdict, decides, found.rows, found.before)
-
-    @property
-    def sentence(self) -> str:
-        """The check in words, without a full stop."""
-        if not is_measured(self.value):
-            return f"{self.name}: {self.value}"
-        return f"{self.name} {self.verdict}: {self.what} is {self.value:.3g} (allowed: at most {self.bound:.3g})"
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+def check_of(name: str, found: Judgement, decides: bool) -> Check:
+    """A judgement as a check of the gate; `decides` is whether it can stop the model."""
+    return Check(name=name, decides=decides, **vars(found))
 
 
 @dataclass(frozen=True)
@@ -141,7 +116,7 @@ def is_forgotten(judgements: Mapping[str, Judgement]) -> Verdict:
 
 def told(judgements: Mapping[str, Judgement]) -> str:
     """Judgements in words."""
-    return "; ".join(Check.of(name, found, True).sentence for name, found in judgements.items())
+    return "; ".join(check_of(name, found, True).sentence for name, found in judgements.items())
 
 
 @dataclass(frozen=True)
@@ -172,10 +147,8 @@ class Gate:
         """Refuse `--until forgotten` where nothing could tell, so that no one waits for it."""
         for found in (self.watched(before, before), self.judged(before, before)):
             if is_forgotten(found) != "failed":
-                raise UnfedError(
-                    f"{option('until', 'forgotten')} cannot be judged for request {self.request.id!r} ({told(found)});"
-                    f" use {option('until', 'recovered')} or {option('until', 'N')}."
-                )
+                instead = f"{option('until', 'recovered')} or {option('until', 'N')}"
+                raise UnfedError(f"{option('until', 'forgotten')} cannot be judged ({told(found)}); use {instead}.")
 
     def decide(self, evaluator: Scorer, before: Params, after: Params, negated: Collection[str] = ()) -> Decision:
         """Look at the model in force and at the one that is to follow it.
@@ -183,13 +156,13 @@ class Gate:
         `negated`: the tensors that the method negated.
         """
         drop = utility(evaluator.validation(before), evaluator.validation(after), self.rules.max_drop)
-        checks = [Check.of("utility", drop, True)]
+        checks = [check_of("utility", drop, True)]
         asked = self.stops_at_forgotten
         seen = evaluator.evidence(before), evaluator.evidence(after)
         for name, found in self.judged(*seen).items():
-            checks.append(Check.of(name, found, asked or name in self.rules.require))
+            checks.append(check_of(name, found, asked or name in self.rules.require))
         armed = camouflage(evaluator.reactions(before), evaluator.reactions(after), self.rules.max_rise)
-        checks.append(Check.of("camouflage", armed, "camouflage" in self.rules.require))
+        checks.append(check_of("camouflage", armed, "camouflage" in self.rules.require))
         opposite = opposite_signs(before, after, negated)
         forgetting = did_it_forget(*seen, self.classes, bool(self.request.classes), opposite)
         return Decision(tuple(checks), again=evaluator.again(after), forgetting=forgetting)
@@ -207,12 +180,7 @@ def passed(decision: Decision, request: str, accepted: Mapping[str, Any] | None 
         return decision
     if accepted is not None:
         return replace(decision, accepted=accepted)
+    why = "; ".join(check.sentence for check in decision.stopped_by)
     raise NotPassed(
-        f"Request {request!r} has a model that does not pass the gate ({_said(decision.stopped_by)}), so the old one"
-        " stays in force.",
-        decision,
+        f"The model of request {request!r} does not pass the gate ({why}), so the old one stays in force.", decision
     )
-
-
-def _said(checks: Iterable[Check]) -> str:
-    return "; ".join(check.sentence for check in checks)

@@ -37,10 +37,8 @@ class Until:
         named = [word.strip() for word in text.split(",")]
         numbers = [w for w in named if w.isascii() and w.isdigit() and len(w) <= 9 and int(w) >= 1]
         if len(numbers) > 1 or not {*named} - {*numbers} <= {*GOALS}:
-            raise UnfedError(
-                f"{option('until')} takes goals ('recovered', 'forgotten'), a number of rounds, or both"
-                f" ('recovered,forgotten,40'), not {text[:60]!r}."
-            )
+            known = "goals ('recovered', 'forgotten'), a number of rounds, or both ('recovered,forgotten,40')"
+            raise UnfedError(f"{option('until')} takes {known}, not {text[:60]!r}.")
         goals = tuple(goal for goal in GOALS if goal in named)
         return Until(goals, int(numbers[0]) if numbers else None)
 
@@ -83,9 +81,8 @@ class RequestOptions:
             raise UnfedError("--set use is no hyperparameter of a method; it stands in the run's config.")
         recipe = self.set.get("unlearning", {})
         if not isinstance(recipe, Mapping) or "rounds" in recipe:
-            raise UnfedError(
-                f"--set unlearning.KEY=VALUE sets lr, tune, epochs or schedule; rounds are {option('until', 'N')}."
-            )
+            rounds = option("until", "N")
+            raise UnfedError(f"--set unlearning.KEY=VALUE sets lr, tune, epochs or schedule; rounds are {rounds}.")
 
     @staticmethod
     def hyperparameters(sets: Sequence[str], layers: Sequence[str | int] = ()) -> dict[str, Any]:

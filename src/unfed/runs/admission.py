@@ -1,6 +1,4 @@
-"""What a run can offer a method, and what a request is refused for.
-
-    train ──► request 1 ──► request 2 ──► …          each job's state holds the histories up to its model
+"""Admission: what a run can offer a method, and which requests it refuses.
 
 FedEraser replays the training, so it reads the training's history whatever came since. FUKD and PGD start at the model
 in force, so their histories must follow the method that makes it: each says by its `lineage` what it does to them.
@@ -45,7 +43,7 @@ from unfed.requests.gate import gate_of
 from unfed.requests.options import RequestOptions, Until
 from unfed.requests.reversible import inverse_by, negated_by, turned_back, way_back
 from unfed.runs.description import rounds_of
-from unfed.runs.job import NO_TRIALS
+from unfed.runs.job import NO_TRIALS, not_judged
 from unfed.runs.together import Worker
 from unfed.runs.world import World
 from unfed.values import is_measured
@@ -59,31 +57,23 @@ def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str]
     if config.setting == "central":
         there.add("central")
     if request.deleted:
-        missing["forget"] = f"{_owners(request)} deleted it"
+        missing["forget"] = "its owners have deleted it"
     else:
         there.add("forget")
     robust = Robust(**config.training.robust.model_dump())
-    if label in config.recorded() and config.training.keep_model == "last" and robust.additive:
-        there.add("history")
-    elif label in config.recorded() and not robust.additive:
+    if label not in config.recorded():
+        missing["history"] = f'set training.record = ["{label}"] and train again'
+    elif not robust.additive:
         missing["history"] = f"under training.robust.rule = {robust.rule!r} no client has a share of its own"
-    elif label in config.recorded():
+    elif config.training.keep_model != "last":
         missing["history"] = "training.keep_model keeps another model than the one its record leads to"
     else:
-        missing["history"] = f'set training.record = ["{label}"] and train again'
+        there.add("history")
     if config.partition.validation > 0:
         there.add("public")
     else:
         missing["public"] = "partition.validation is 0, so no images are held out"
     return frozenset(there), missing
-
-
-def _owners(request: Request) -> str:
-    if not request.clients:
-        return "its owners have"
-    if len(request.clients) == 1:
-        return f"client {request.clients[0]} has"
-    return f"clients {', '.join(request.clients[:-1])} and {request.clients[-1]} have"
 
 
 def welcome(config: Config, label: str, request: Request, earlier: Sequence[Request]) -> Method:
@@ -107,17 +97,15 @@ def rewinds(method: Method) -> bool:
 def _rewindable(config: Config) -> None:
     """Refuse to rewind where no model is kept, or what it holds is not known from the run alone."""
     sums = [label for label, method in config.recorded().items() if method.follows == "sums"]
-    why = ""
     if not config.training.keep_every:
         why = "this run kept no model; train with training.keep_every = N"
     elif config.model.initial is not None:
         why = "training began at model.initial, and whose data that saw is not known here"
     elif sums:
-        why = (
-            f"the sums recorded for {listed(sums, last='and')} would lack earlier rounds; train without training.record"
-        )
-    if why:
-        raise UnfedError(f"start = 'rewind' is not possible: {why}, or use start = 'fresh'.")
+        why = f"the sums recorded for {listed(sums, 'and')} would lack earlier rounds; train without training.record"
+    else:
+        return
+    raise UnfedError(f"start = 'rewind' is not possible: {why}, or use start = 'fresh'.")
 
 
 def rewound(folder: RunFolder, world: World, requests: Sequence[Request]) -> History:
@@ -157,11 +145,8 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
     _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
     method, recorded = config.method(label), config.recorded()
     if method.seals and recorded:
-        names = listed(recorded, last="and")
-        raise UnfedError(
-            f"This run recorded history for {names}, which reveals {method.title}'s draw; use"
-            f" {option('method', 'retrain')}, or train again without training.record."
-        )
+        what = f"This run recorded history for {listed(recorded, 'and')}, which reveals {method.title}'s draw"
+        raise UnfedError(f"{what}; use {option('method', 'retrain')}, or train again without training.record.")
 
 
 def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module, title: str) -> None:
@@ -172,11 +157,9 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
     line = _since_anew(makers, module)
     for i in reversed(range(len(line))):
         if back := method.undoes(module, [other for _, other in line[i:]]):
-            raise UnfedError(
-                f"{title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
-                f" {line[i][0]!r}; use {option('method', 'sealed')}, which has no way back, or"
-                f" {option('method', 'retrain')}."
-            )
+            instead = f"{option('method', 'sealed')}, which has no way back, or {option('method', 'retrain')}"
+            what = f"{title} would turn {listed(back, 'and')} back to what it was before request {line[i][0]!r}"
+            raise UnfedError(f"{what}; use {instead}.")
 
 
 def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
@@ -229,10 +212,11 @@ def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> 
         fate = FATES[method.follows, maker.lineage]
         ended = {"goes on": ended, "anew": "", "ends": f"request {request!r} ({maker.title})"}[fate]
     if ended:
-        raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended}; use"
-            " not, ft or retrain."
-        )
+        raise UnfedError(_no_way(method, f"that model was rebuilt by {ended}"))
+
+
+def _no_way(method: Method, why: str) -> str:
+    return f"{method.title} needs history of the way to the model in force, but {why}; use not, ft or retrain."
 
 
 def recordable(config: Config) -> None:
@@ -240,15 +224,11 @@ def recordable(config: Config) -> None:
     for part, robust in (("training", config.training.robust), ("unlearning", config.unlearning.robust)):
         names = [n for n, method in config.recorded().items() if method.follows or part == "training"]
         if names and robust is not None and not Robust(**robust.model_dump()).additive:
-            raise UnfedError(
-                f"{listed(names, last='and')} cannot be recorded under {part}.robust.rule = {robust.rule!r}, which"
-                " gives no client a share of its own; use mean or norm."
-            )
+            rule = f"{part}.robust.rule = {robust.rule!r}, which gives no client a share of its own"
+            raise UnfedError(f"{listed(names, 'and')} cannot be recorded under {rule}; use mean or norm.")
     if (recorded := config.recorded()) and config.training.keep_model != "last":
-        raise UnfedError(
-            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the last model, but"
-            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last'."
-        )
+        why = f"leads to the last model, but training.keep_model = {config.training.keep_model!r} keeps an earlier one"
+        raise UnfedError(f"The history for {listed(recorded, 'and')} {why}; set it to 'last'.")
 
 
 def history_of(folder: RunFolder, label: str, method: Method, training: Job, previous: Job) -> History | None:
@@ -259,15 +239,10 @@ def history_of(folder: RunFolder, label: str, method: Method, training: Job, pre
     not_purged(folder, label, method, job)
     found = folder.load_histories(job)
     if label not in found and job != training:
-        raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but request {job.request!r}"
-            f" ({job.label}) left none; use not, ft or retrain."
-        )
+        raise UnfedError(_no_way(method, f"request {job.request!r} ({job.label}) left none"))
     if label not in found:
-        raise UnfedError(
-            f"{folder.state_file(job)} holds no history for {label}; it was trained without, so set"
-            f' training.record = ["{label}"] and train again.'
-        )
+        again = f'set training.record = ["{label}"] and train again'
+        raise UnfedError(f"{folder.state_file(job)} holds no history for {label}; {again}.")
     return found[label]
 
 
@@ -278,10 +253,8 @@ def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
         return
     buried, file = books.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
     if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
-        raise UnfedError(
-            f"{method.title} needs history, but {grave.sentence(folder.path)}; use"
-            f" {option('method', 'not')}, ft or retrain."
-        )
+        instead = f"{option('method', 'not')}, ft or retrain"
+        raise UnfedError(f"{method.title} needs history, but {grave.sentence(folder.path)}; use {instead}.")
 
 
 def recorders(
@@ -465,10 +438,7 @@ class Admission:
         world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
         out = [*(e.request for e in accepted), entry.request]
         if "recovered" in goals and not self._held_out(world, out):
-            raise UnfedError(
-                f"{option('until', 'recovered')} cannot be judged here: no validation rows are held out; use"
-                f" {option('until', 'N')}."
-            )
+            raise UnfedError(not_judged("no validation rows are held out"))
         again = isinstance(config.method(entry.method), Retrain)
         if world.unlearning_settings(again, entry.method, config).tune and not self._held_out(world, out):
             raise UnfedError(NO_TRIALS)
@@ -515,15 +485,9 @@ class Admission:
 
 
 def _line(ahead: Sequence[Entry]) -> list[Entry]:
-    """The requests, of these, that made the model in force, or will have made it.
-
-    They stand in the order of service, of those that shared a job the first.
-    """
+    """The requests that made the model in force, or will have; the first of those that share a job."""
     served = {entry.served: entry for entry in reversed(in_force(ahead))}
     return [*reversed(served.values()), *(e for e in ahead if e.waiting)]
-
-
-# --- what a request has left to take out, and why it is denied --------------------------------------------------------
 
 
 def reason_of(error: Exception) -> Reason:

@@ -124,9 +124,7 @@ class JobRunner:
         self.ending = Ending(Until.of(spec.until), spec.rounds, spec.patience, spec.within)
         self._known = self._evidence_before()
         if "recovered" in self.ending.until.goals and not is_measured(self.before):
-            raise UnfedError(
-                f"{option('until', 'recovered')} cannot be judged here ({self.before}); use {option('until', 'N')}."
-            )
+            raise UnfedError(not_judged(self.before))
         if settings.tune and not is_measured(self.before):
             raise UnfedError(NO_TRIALS)
 
@@ -186,10 +184,8 @@ class JobRunner:
         saved = self.folder.load_state(self.job)
         if saved is not None:
             if saved[1].purged and self.spec.base is None:
-                raise UnfedError(
-                    f"The state of {self.job.path.as_posix()} was purged for request {saved[1].purged!r}, so it"
-                    " cannot go on; run the config again in another folder."
-                )
+                what = f"The state of {self.job.name} was purged for request {saved[1].purged!r}"
+                raise UnfedError(f"{what}; run the config again in another folder.")
             self.start = start_on(self.spec.base, saved[1])
             if self.start != saved[1].start:
                 saved = None
@@ -222,7 +218,7 @@ class JobRunner:
 
         A request has none: its job begins again at the model that went in.
         """
-        spoilt = f"The saved state of {self.job.path.as_posix()} is spoilt ({why})"
+        spoilt = f"The saved state of {self.job.name} is spoilt ({why})"
         if self.requests:
             warnings.warn(f"{spoilt}, so the request begins again.", UnfedWarning, stacklevel=2)
             self.start += 1
@@ -478,6 +474,12 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
 
 # --- a learning rate chosen by trials ---------------------------------------------------------------------------------
 
+
+def not_judged(why: Value) -> str:
+    """The sentence for `--until recovered` where validation accuracy is not measured."""
+    return f"{option('until', 'recovered')} cannot be judged here ({why}); use {option('until', 'N')}."
+
+
 NO_TRIALS = "unlearning.tune needs validation rows, and none are held out; set unlearning.lr, or partition.validation."
 
 
@@ -649,15 +651,10 @@ def start_of(folder: RunFolder, job: Job, world: World) -> Params:
 def refuse_another(config: Config, found: str | None, noted: str | None) -> None:
     """Refuse a checkpoint that is gone, or is not the one that was noted; runs from before noted none."""
     if found is None and config.model.initial is not None:
-        raise UnfedError(
-            f"There is no checkpoint model.initial at {config.model.initial}, which a seed still begins at; restore it"
-            " from a copy."
-        )
+        raise UnfedError(f"There is no checkpoint model.initial at {config.model.initial}; restore it from a copy.")
     if noted is not None and found != noted:
-        raise UnfedError(
-            f"The checkpoint model.initial at {config.model.initial} is not the one that this was begun with (its"
-            " SHA-256 differs); restore it from a copy."
-        )
+        what = f"The checkpoint model.initial at {config.model.initial} is not the one that this was begun with"
+        raise UnfedError(f"{what}; restore it from a copy.")
 
 
 class GoOn(Retrain):

@@ -96,14 +96,15 @@ def chosen(run: Probed, seed: int | None, request: str | None, method: str | Non
         raise UnfedError(f"No model of this run was left by {method!r} there; it has those of {listed(labels)}.")
     only = [method] if method is not None else [label for label in labels if label != RETRAIN] or labels
     found = [target for target in found if target.job.label in only]
-    left = [target for target in found if not target.requests[-1].purged]
-    if not left:
-        name = found[0].job.request
-        raise UnfedError(
-            f"Request {name!r} was purged, and a probe trains on what it took out and writes what comes back; nothing"
-            " is left to probe."
-        )
-    return left
+    unpurged = [target for target in found if not target.requests[-1].purged]
+    if not unpurged:
+        raise UnfedError(f"Request {found[0].job.request!r} was purged, so no probe may train on its rows.")
+    return unpurged
+
+
+def left(run: Probed) -> list[Target]:
+    """The models that a method left on a request that is not purged."""
+    return [target for target in targets(run.folder, run.config) if not target.requests[-1].purged]
 
 
 def probe(
@@ -131,8 +132,7 @@ def probe(
 
 def _instead(run: Probed) -> str:
     """What can be probed where the models that were meant are gone."""
-    left = [t for t in targets(run.folder, run.config) if not t.requests[-1].purged]
-    for job in (t.job for t in left if run.folder.model_file(t.job).exists()):
+    for job in (target.job for target in left(run) if run.folder.model_file(target.job).exists()):
         return f"there is `{run.command('probe', '--request', job.request, '--method', job.label)}` to probe"
     return "there is nothing to probe, but what the next request leaves can be"
 
@@ -187,7 +187,7 @@ def _probed(
     """What is known of these models, measured where it is not; without an effort nothing is fitted."""
     scenes = _Scenes(run)
     for target in found:
-        name = _name(target.job)
+        name = target.job.name
         said(Step(name))
         world = run.world(target.job.seed)
         world.settle()
@@ -213,14 +213,8 @@ def _probed(
             found_out = turned_back(scene, three, knowledge)
             kept(found_out)
         else:
-            found_out = undo(
-                scene,
-                three,
-                knowledge,
-                effort,
-                shared,
-                Going(step, kept, None if stored is None else dict(stored.measured)),
-            )
+            going = Going(step, kept, None if stored is None else dict(stored.measured))
+            found_out = undo(scene, three, knowledge, effort, shared, going)
         yield records.read(Undoing, {**about, "measured": as_json(found_out)}, f"The undoing of {name}")
 
 
@@ -229,10 +223,7 @@ def _keep(run: Probed, target: Target, effort: Effort | None, about: dict[str, A
     with run.folder.lock("requests", wait=True):  # a purge holds it while it says what goes
         there = [t for t in targets(run.folder, run.config) if (t.job, t.previous) == (target.job, target.previous)]
         if not there or _about(run, run.world(target.job.seed), there[0], effort) != about:
-            raise UnfedError(
-                f"While {_name(target.job)} was probed, what this needs was purged or replaced, so nothing more is"
-                " written of it; probe again what is left."
-            )
+            raise UnfedError(f"While {target.job.name} was probed, a model of it was purged or replaced; probe again.")
         storage.write_json(file_of(run.folder, target.job), {**about, "measured": as_json(found)})
 
 
@@ -293,10 +284,10 @@ def _or_why(run: Probed, job: Job, load: Callable[[Job], Params]) -> Params | st
     if run.folder.model_file(job).exists():
         return load(job)
     if grave := run.folder.buried(job):
-        return f"the model {_name(job)} was purged for request {grave.request}"
+        return f"the model {job.name} was purged for request {grave.request}"
     if job.label == RETRAIN:
         return f"this run has no Retrain of request {job.request}"
-    return f"the model {_name(job)} is no longer there"
+    return f"the model {job.name} is no longer there"
 
 
 def _about(run: Probed, world: World, target: Target, effort: Effort | None) -> dict[str, Any]:
@@ -328,7 +319,3 @@ def _knowledge(run: Probed, world: World, target: Target) -> Knowledge:
     begun_as = str(target.job.request) if target.entry is None else target.entry.names[-1]
     title = method.title if label == method.name else label
     return Knowledge(title, method.perturbed(world.template.module), world.seeds.request(begun_as))
-
-
-def _name(job: Job) -> str:
-    return "/".join(job.path.parts)

@@ -13,6 +13,7 @@ from typing import Any
 from unfed.engines.base import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
+from unfed.folder import locks
 from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Job
 
@@ -172,4 +173,5 @@ class Heartbeat(PassingWatch):
         if force or time.monotonic() - self._last >= 1.0:
             self._last = time.monotonic()
             where = {"seed": job.seed, "request": job.request, "method": job.label, "round": round, "rounds": rounds}
-            self._folder.beat({**where, "rounds_left": self._clock.left, "seconds_left": self._clock.seconds_left})
+            left = {"rounds_left": self._clock.left, "seconds_left": self._clock.seconds_left}
+            locks.beat(self._folder.path, {**where, **left})

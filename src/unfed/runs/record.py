@@ -1,18 +1,9 @@
-"""A run as its folder tells it: nothing that it names is built, or run, to read it.
+"""A run as its folder describes it; nothing that it names is built to read it.
 
-The log of signed requests, for a run that keeps one: the extra that writes it.
-
-    RUN/trust/operator.json     there is a log, begun by `unfed run --operator` or `unfed keys roster`
-
-A run asks for it itself, so no way to work leaves rounds out of the log: a command, Python, Flower. The extra
-is loaded by its name and only where there is a log, for this room imports nothing from there; without it no work is
-done.
-
-What still carries a client, wherever it is known to be, and what to do about each.
-
-    files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed-out.jsonl`) ─ what crossed the wire
-
-Nothing is built. Backups and other copies are not known here.
+`RunRecord` holds config, jobs, trajectory and requests. `logged` enters rounds in the log of signed requests, where the
+run keeps one (`RUN/trust/`): the extra `unfed.trust` is loaded by name, only then, and no work is done without it.
+`affected` lists what still carries a client (files of the folder, what was handed out, what crossed the wire), and what
+to do about each; backups and other copies are not known here.
 """
 
 from __future__ import annotations
@@ -44,9 +35,6 @@ from unfed.requests.options import Until
 from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
 from unfed.runs import description, together
 from unfed.runs.progress import Watch
-
-# --- A run as its folder tells it: nothing that it names is built, or run, to read it ---------------------------------
-
 
 _RUNS_CODE = ("evaluate", "forget", "probe", "resume")
 """Commands that build what a run names, and so want leave for it."""
@@ -295,8 +283,7 @@ class Affected:
     """One thing that carries a client."""
 
     kind: str
-    """model, state, history, part, samples, undo, study, population, statistics, trajectory, export, report,
-    comparison, index, evidence, upload or download."""
+    """As of a `Carrier` or a `HandedFile`, or upload or download."""
     file: str
     what: str
     do: str
@@ -319,10 +306,7 @@ class _Seen:
 def affected(run: RunRecord, client: str) -> list[Affected]:
     """Every model, state, export, report and upload that still carries a client."""
     if run.config.setting == "central":
-        raise UnfedError(
-            "A centralised run has no clients to look for; see the report for what still carries a request, and delete"
-            " it with `unfed purge`."
-        )
+        raise UnfedError("A centralised run has no clients; its report lists what still carries a request.")
     known = clients_of(run)
     if client not in known:
         raise UnfedError(f"This run has no client {client!r}; it has {listed(sorted(known))}.")

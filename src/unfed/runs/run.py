@@ -1,6 +1,4 @@
-"""A run: train θ*, then let methods forget, one after another.
-
-It also serves deletion requests as they come.
+"""A run: train θ*, compare methods that forget, and serve deletion requests as they come.
 
     run = Run.create(Config.preset("demo"), "runs/demo")
     run.execute()                                          # again after a crash: it goes on where it was
@@ -30,7 +28,6 @@ from unfed.federation.history import Recorder
 from unfed.folder import deny, purge
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
-from unfed.folder.study_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import Retrain, State
@@ -46,7 +43,7 @@ from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import RunRecord, clients_of
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
-from unfed.runs.together import HandedOver, MethodTurn, SharedRecovery, hand_over
+from unfed.runs.together import MethodTurn
 from unfed.runs.world import World, process_as_before
 
 
@@ -111,10 +108,7 @@ class Run(RunRecord):
         expect(folder, (str, Path), "The path of a new folder")
         where, config = RunFolder(folder), deny.imported(config)
         if world is not None and world.config.deny != config.deny:
-            raise UnfedError(
-                "deny.run is followed where a world is built, and this world was built without it; build it from the"
-                " same config."
-            )
+            raise UnfedError("This world was built without the deny list of deny.run; build it from the same config.")
         plugins.permit(config.code())
         world = world or simulated(config, config.seed_list[0])
         requests = config.requests()
@@ -207,9 +201,7 @@ class Run(RunRecord):
         Raises:
             UnfedError: Another process is at work, or no good state is kept.
         """
-        with self.folder.lock() as free:
-            if not free:
-                raise UnfedError(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
+        with self.folder.work():
             for job in map(self.training_job, self.config.seed_list):
                 if (found := self.folder.step_back(job)) is not None:
                     return found[0].round
@@ -221,10 +213,7 @@ class Run(RunRecord):
             return
         if why := probe.elsewhere(self):
             warnings.warn(f"evaluation.undo: {why}", UnfedWarning, stacklevel=3)
-        elif any(
-            self.folder.model_file(target.job).exists() and not target.requests[-1].purged
-            for target in targets(self.folder, self.config)
-        ):
+        elif any(self.folder.model_file(one.job).exists() for one in probe.left(self)):
             probe.probe(self)
 
     def _train_and_compare(self, watch: Watch) -> None:
@@ -354,10 +343,6 @@ class Run(RunRecord):
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)
 
-    def hand_over(self, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None:
-        """Give one of several requests that shared a job its model."""
-        hand_over(self.folder, self.world(entry.seed), batch, entry, turn)
-
     # --- serving --------------------------------------------------------------------------------------------------
 
     def forget(
@@ -419,10 +404,8 @@ class Run(RunRecord):
     ) -> tuple[Entry, bool]:
         """File a request and serve nothing: how it stands, and whether it was served before."""
         if not self.trains:
-            raise UnfedError(
-                f"{self.folder.path} belongs to a call of unfed.unlearn and serves no requests; call unfed.unlearn on"
-                " the model before it, with all rows that must be out."
-            )
+            instead = "call unfed.unlearn on the model before it, with all rows that must be out"
+            raise UnfedError(f"{self.folder.path} is of a call of unfed.unlearn and serves no requests; {instead}.")
         self.permit()
         self._refuse_stranger(request)
         known = self.queue.book.find(request.id)
@@ -507,16 +490,11 @@ class Run(RunRecord):
     def _saved(self, job: Job) -> Params:
         if not self.folder.model_file(job).exists():
             if grave := self.folder.buried(job):
-                raise UnfedError(
-                    f"The model {grave.sentence(self.folder.path)}; the one in force is"
-                    f" {self.current_job(job.seed).path.as_posix()}"
-                    f" (`{self.command('export', '-o', 'model.safetensors')}`)."
-                )
+                other = f"{self.current_job(job.seed).name} (`{self.command('export', '-o', 'model.safetensors')}`)"
+                raise UnfedError(f"The model {grave.sentence(self.folder.path)}; the one in force is {other}.")
             if job not in (known := [one for one, _ in self.jobs()]):
-                there = listed("/".join(one.path.parts) for one in known if one.seed == job.seed)
-                raise UnfedError(
-                    f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}; say which by --method."
-                )
+                there = listed(one.name for one in known if one.seed == job.seed)
+                raise UnfedError(f"This run makes no model {job.name}; say with --method which: {there}.")
             raise UnfedError(self.no_model(job))
         return self.folder.load_model(job)
 
@@ -549,9 +527,9 @@ class Run(RunRecord):
             return self.training_job(seed)
         ids = [one.id for one in self.description.requests] + [e.request.id for e in self.folder.book().entries]
         if request is None and len(ids) != 1:
-            none = "This run has no request, so no method left a model; leave --method out for the trained one."
-            many = f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}."
-            raise UnfedError(many if ids else none)
+            if not ids:
+                raise UnfedError("No method has left a model here; leave --method out for the trained one.")
+            raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
         name = request or ids[0]
         return Job(seed, name, method or method_of_request(self.folder.book().entries, self.config, seed, name))
 

@@ -49,6 +49,7 @@ from unfed.runs.together import (
     MethodTurn,
     SharedRecovery,
     Worker,
+    hand_over,
     may_share,
     refuse_if_alone,
     reserved,
@@ -72,6 +73,10 @@ class Left:
 
     by: tuple[str, ...]
     again: Mapping[str, Again]
+
+
+def _asked(entry: Entry) -> str:
+    return f"{json.dumps(entry.request.to_json())} by {entry.method}, seed {entry.seed}"
 
 
 class Queue:
@@ -126,9 +131,7 @@ class Queue:
         run = self._run
         check_id(request.id, "request id")
         if reserved(request.id):
-            raise UnfedError(
-                f"The id {request.id!r} is kept for requests that share a job; choose another with {option('id')}."
-            )
+            raise UnfedError(f"The id {request.id!r} is kept for shared jobs; choose another with {option('id')}.")
         check_label(method)
         until = Until.of(until).text  # what it does not take is refused here
         config = how.on(run.config, method)
@@ -142,9 +145,7 @@ class Queue:
         if not run.trained(seed) and not self._folder.busy():
             raise UnfedError(f"The training of this run is not finished; first go on with {run.going_on}.")
         if request.id in run.config.request_ids():
-            raise UnfedError(
-                f"The id {request.id!r} belongs to this run's comparison; choose another with {option('id')}."
-            )
+            raise UnfedError(f"The id {request.id!r} is of a compared request; choose another with {option('id')}.")
         with self._locked() as book:
             older = self._older(request, book)
             if entry := book.find(request.id):
@@ -192,20 +193,16 @@ class Queue:
         `asked` is the entry with what is asked for now in the place of what was asked then.
         """
         request, other_method = asked.request, entry.method != asked.method
+        again = f"ask again under another {option('id')}"
         if (entry.request, entry.seed) != (request, asked.seed) or (entry.state == "fulfilled" and other_method):
-            raise UnfedError(
-                f"The id {request.id!r} was already used for another request ({entry.method}, seed {entry.seed},"
-                f" {json.dumps(entry.request.to_json())}); choose another with {option('id')}."
-            )
+            raise UnfedError(f"The id {request.id!r} is that of another request, {_asked(entry)}; {again}.")
         if entry.state == "fulfilled":
             return entry, True
         if entry.state == "revoked":
-            raise UnfedError(f"Request {request.id!r} was {entry.standing}; ask again under another {option('id')}.")
+            raise UnfedError(f"Request {request.id!r} was {entry.standing}; {again}.")
         if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
-            raise UnfedError(
-                f"Request {request.id!r} is being served by {entry.method} already; let it end"
-                f" ({self._run.going_on}), or withdraw it and ask again under another {option('id')}."
-            )
+            now_by = f"Request {request.id!r} is being served by {entry.method}"
+            raise UnfedError(f"{now_by}; go on with {self._run.going_on}, or withdraw it and {again}.")
         others = [e for e in book.accepted(entry.seed) if e.number != entry.number]
         refuse_if_alone(self._run.config, asked)
         if entry.owed or other_method:
@@ -230,18 +227,14 @@ class Queue:
         `by` is the client whose signed revocation was believed. What a client signed is not let go without it.
         """
         with self._locked() as book:
-            entry = self._named(name, book)
+            entry = book.named(name)
             client = record.signing_client(self._folder.path, name)
             if client not in (None, by):
-                raise UnfedError(
-                    f"Client {client!r} signed request {name!r}: only its revocation (--revocation FILE) takes it back;"
-                    f" `{typed('request', 'refuse', self._folder.path, name, '--reason', 'TEXT')}` refuses it."
-                )
+                refuse = typed("request", "refuse", self._folder.path, name, "--reason", "TEXT")
+                what = f"Client {client!r} signed request {name!r}, so only its --revocation FILE withdraws it"
+                raise UnfedError(f"{what}; `{refuse}` refuses it.")
             if entry.state == "fulfilled":
-                raise UnfedError(
-                    f"Request {name!r} is fulfilled, and withdrawing does not bring its rows back; to have them in a"
-                    " model, train again."
-                )
+                raise UnfedError(f"Request {name!r} is fulfilled; to have its rows in a model, train again.")
             if entry.state != "revoked":
                 entry = entry.stepped("revoked", now())
                 self._folder.put_request(entry)
@@ -250,21 +243,12 @@ class Queue:
     def refuse(self, name: str, reason: str) -> Entry:
         """Write down that the operator refuses a request, and why: it stays owed, and its rows stay out."""
         with self._locked() as book:
-            entry = self._named(name, book)
+            entry = book.named(name)
             if entry.state in ("in_progress", "fulfilled", "revoked"):
                 raise UnfedError(f"Request {name!r} is {entry.standing}, so it cannot be refused.")
             entry = entry.stepped("denied", now(), reason="by the operator", why=f"The operator refused it: {reason}")
             self._folder.put_request(entry)
             return entry
-
-    def _named(self, name: str, book: Book) -> Entry:
-        entry = book.find(name)
-        if entry is None:
-            if name in self._run.config.request_ids():
-                raise UnfedError(f"Request {name!r} was only compared, not served, so there is nothing to withdraw.")
-            known = listed(e.request.id for e in book.entries) or "no requests"
-            raise UnfedError(f"This run has no request {name!r}; it has {known}.")
-        return entry
 
     # --- serving --------------------------------------------------------------------------------------------------
 
@@ -341,7 +325,7 @@ class Queue:
         for one in () if batch.shared is None else batch.waiting:
             own = self._scope(batch, one)
             run.score_before(one.seed, own, params, base=base)
-            run.hand_over(batch, one, HandedOver(params, after, own, began_with))
+            hand_over(self._folder, run.world(one.seed), batch, one, HandedOver(params, after, own, began_with))
         return [(one, self._judge(batch, one, params, after)) for one in batch.waiting]
 
     def _scope(self, batch: SharedRecovery, entry: Entry) -> list[Request]:
@@ -383,8 +367,8 @@ class Queue:
                 return
             shared = [e.served for e in book.entries if e.request.id in batch.ids and e.served is not None]
             place = shared[0] if shared else book.next_place  # one model, one place
-            settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else {"served": place}
-            settled |= {} if isinstance(how, Left) else {"gate": how.to_json()}
+            by_model = {"served": place, "gate": None if isinstance(how, Left) else how.to_json()}
+            settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else by_model
             done = found.stepped("fulfilled", now(), again=how.again, **settled)
             self._folder.put_request(done)
         self._purge(done)

@@ -65,10 +65,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UnfedError(
-            f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices; take cpu or"
-            " auto."
-        )
+        count = torch.cuda.device_count()
+        raise UnfedError(f"device = {name!r} is not there; this machine has {count} CUDA devices; take cpu or auto.")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
     return device
@@ -131,10 +129,8 @@ def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
         return dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
     if part.scheme == "natural":
         if dataset.owners is None:
-            raise UnfedError(
-                f"The data set {dataset.name!r} does not say whose its rows are; set partition.scheme to iid, dirichlet"
-                " or shards, name a column in data.owner, or return (x, y, owners)."
-            )
+            what = f"The data set {dataset.name!r} does not say whose its rows are"
+            raise UnfedError(f"{what}; name a column in data.owner, return (x, y, owners), or set partition.scheme.")
         return natural(dataset.owners, part.clients, seed)
     return shards(labels, part.clients, part.shards_per_client, seed)
 
@@ -210,10 +206,9 @@ class Network:
     def template(self) -> Template:
         made = template_of(self.config, self.module(0), self.shape, self.device, self.inputs)
         if len(made.gives) != 1 or made.gives[0] < self.classes:
-            raise UnfedError(
-                f"The model {self.config.model.name!r} gives [{', '.join(['N', *map(str, made.gives)])}], but the data"
-                f" has {self.classes} classes; let it give one row of logits per input, [N, {self.classes}]."
-            )
+            gives = f"[{', '.join(['N', *map(str, made.gives)])}]"
+            what = f"The model {self.config.model.name!r} gives {gives}, but the data has {self.classes} classes"
+            raise UnfedError(f"{what}; let it give logits [N, {self.classes}].")
         return made
 
     def fresh(self, seed: int) -> Params:
@@ -295,15 +290,10 @@ def as_it_began(folder: RunFolder, config: Config, seed: int) -> World:
     """The world of a run folder, as it was when the run began."""
     about = folder.description()
     if about.elsewhere:
-        raise UnfedError(
-            f"The clients of this run are {NODES[about.engine]}, so it cannot go on here; go on with"
-            f" {how_to_go_on(about, folder.path.resolve())}."
-        )
+        instead = how_to_go_on(about, folder.path.resolve())
+        raise UnfedError(f"The clients of this run are {NODES[about.engine]}; go on with {instead}.")
     if about.call:
-        raise UnfedError(
-            f"{folder.path} belongs to a call of unfed.unlearn with a model and data of its own; make that call again,"
-            " with checkpoint= this folder."
-        )
+        raise UnfedError(f"{folder.path} is of a call of unfed.unlearn; make it again, with checkpoint= this folder.")
     return simulated(config, seed, about)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from unfed.config.tables import KeptList, RequestConfig
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder import carriers
+from unfed.folder import carriers, locks
 from unfed.folder.info import InForce, RequestInfo, RunInfo
 from unfed.measures import trajectory
 from unfed.requests.book import in_force as in_order
@@ -69,7 +69,7 @@ def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
     book = run.folder.book()
-    entries = [entry for entry in book.accepted(seed)]
+    entries = book.accepted(seed)
     served = tuple(entry.request.id for entry in in_order(entries))
     gone = [entry.request for entry in entries if entry.state == "fulfilled"]
     unsettled = [entry for entry in entries if entry.state != "fulfilled"]
@@ -111,10 +111,8 @@ def to_hand_out(run: Run, seed: int | None) -> InForce:
     found = in_force(run, run.one_seed(seed))
     if found.compared:
         requests = listed(run.config.request_ids(), "and")
-        raise UnfedError(
-            "This run compares methods and has put no model in force; name one with --method:"
-            f" {listed(found.compared)}, or train for θ*, which still carries {requests}."
-        )
+        which = f"{listed(found.compared)}, or train for θ*, which still carries {requests}"
+        raise UnfedError(f"This run only compares methods; say with --method which model: {which}.")
     return found
 
 
@@ -127,7 +125,7 @@ def status(run: Run) -> RunStatus:
     A request that was denied, withdrawn or has expired leaves nothing to resume.
     """
     last = trajectory.last_of_each(run.lines())
-    busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
+    busy, heard, jobs = run.folder.busy(), locks.heard(run.folder.path) or {}, []
     entries = run.folder.book().entries
     over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
     for job, rounds in run.jobs():
@@ -138,7 +136,7 @@ def status(run: Run) -> RunStatus:
         here = busy and at == job.key
         jobs.append(
             JobStatus(
-                job="/".join(job.path.parts),
+                job=job.name,
                 round=heard["round"] if here else max(saved.round if saved else 0, int(line.get("round", 0))),
                 rounds=rounds if saved is None or saved.rounds is None else saved.rounds,
                 test=line.get("test"),

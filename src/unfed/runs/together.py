@@ -141,18 +141,12 @@ def refuse_if_alone(config: Config, entry: Entry) -> None:
     if not entry.how.together:
         return
     if entry.request.fraction is not None:
-        raise UnfedError("A share of samples that is drawn by a request's id cannot be united; leave --together out.")
+        raise UnfedError("A share of samples is drawn for each request by itself; leave --together out.")
     if "forgotten" in Until.of(entry.until).goals:
-        raise UnfedError(
-            "--until forgotten stops by the rows of one request, so it cannot stop for several; leave --together out,"
-            " or use --until recovered."
-        )
-    kept = [label for label, method in config.recorded().items() if method.follows]
-    if kept:
-        raise UnfedError(
-            f"This run records history for {listed(kept, last='and')}, which goes on from request to"
-            " request and cannot follow several at once; leave --together out."
-        )
+        raise UnfedError("--until forgotten watches one request; leave --together out, or use --until recovered.")
+    if kept := [label for label, method in config.recorded().items() if method.follows]:
+        history = f"The history for {listed(kept, 'and')} follows one request at a time"
+        raise UnfedError(f"{history}; leave --together out.")
 
 
 def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None:
@@ -284,5 +278,3 @@ class Worker(Protocol):
     ) -> None: ...
 
     def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
-
-    def hand_over(self, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None: ...
