@@ -38,7 +38,7 @@ from unfed.trust.signing import read_file
     [
         ("x = " + "[" * 20_000 + "]" * 20_000, "nested too deep"),
         ("seed = 1" + "0" * 5000, "not valid TOML"),
-        ("name = '\\ud800'", "not valid TOML|cannot be used"),
+        ("name = '\\ud800'", "not valid TOML|is no folder name"),
         ("# " + "x" * (4 << 20), "has more than 4 MiB"),
         ("[engine]\nthreads = 100000", "engine.threads"),
         ("[training]\nlr = 1e300", "training.lr"),
