@@ -70,6 +70,9 @@ def models(run: Run) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run.folder.path / "models").rglob("*.safetensors")}
 
 
+QUICKLY = ("--until", "1", "--set", "unlearning.lr=0.02", "-q")  # no trials of rates
+
+
 def said(*words: Any, code: int = 0) -> str:
     found = CliRunner().invoke(app, [str(word) for word in words])
     text = " ".join((found.output + str(found.exception or "")).split())
@@ -185,7 +188,7 @@ def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path,
     with pytest.raises(UnfedError, match=back):
         run.forget(replace(CLIENT, id="again"), "sealed", until=1, how=RequestOptions(set={"perturbation": "signs"}))
     (command,) = {typed for one in affected(run, "3") for typed in one.do.split("`")[1::2] if "-lasts" in typed}
-    said(*shlex.split(command)[1:], "--until", "1", "-q")
+    said(*shlex.split(command)[1:], *QUICKLY)
     assert run.current_job(0) == Job(0, "client-3-lasts", "retrain")
     left = [one for one in affected(run, "3") if "one minus sign" in one.what]
     assert left and all(one.do == f"`{run.command('purge', '--request', 'client-3')}`" for one in left)
@@ -203,7 +206,7 @@ def test_the_command_that_ends_a_way_back_names_the_seed_and_works_beside_record
     run.forget(CLIENT, "not", until=1, seed=1)
     command = ending(run, entry_of(run))
     assert shlex.split(command)[3:] == shlex.split("--client 3 --seed 1 --id client-3-lasts")
-    said(*shlex.split(command)[1:], "--until", "1", "-q")
+    said(*shlex.split(command)[1:], *QUICKLY)
     assert run.current_job(1) == Job(1, "client-3-lasts", "retrain")
 
 

@@ -133,7 +133,9 @@ def test_a_recipe_holds_for_one_request_alone_and_a_cycle_ends_with_its_rounds(
     assert file_of(run)["how"]["set"] == {"unlearning": kept} and run.config.unlearning.lr is None
     with pytest.raises(UnfedError, match="rounds are --until N"):
         RequestOptions({"unlearning": {"rounds": 3}})
-    with pytest.raises(UnfedError, match=r"methods.ft.unlearning.rate: .*it takes rounds, lr, epochs, tune and schedule"):
+    with pytest.raises(
+        UnfedError, match=r"methods.ft.unlearning.rate: .*it takes rounds, lr, epochs, tune and schedule"
+    ):
         run.forget(Request("more", clients=("3",)), "ft", until=1, how=RequestOptions({"unlearning": {"rate": 1}}))
 
 

@@ -779,7 +779,7 @@ def rows_of_seed(machine: Sequences, seed: int) -> set[int]:
 
 def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template: tuple[Path, World]) -> None:
     Sequences.made = template
-    run_state_machine_as_test(Sequences, settings=settings(max_examples=15, stateful_step_count=12))
+    run_state_machine_as_test(Sequences, settings=settings(max_examples=8, stateful_step_count=12))
 
 
 # --- guards: the same in Python as on the command line --------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from conftest import SMALL
 from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import Request
@@ -39,11 +40,24 @@ TUNED = RequestOptions({"unlearning": {"tune": RATES}})
 BYE = Request("bye", clients=("0",))
 
 
-@pytest.fixture
-def run(small: Small, tmp_path: Path) -> Run:
-    made = Run.create(small(*SETS), tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Run.create(Config.parse(SMALL, SETS), tmp_path_factory.mktemp("trained") / "run")
     made.execute()
-    return made
+    return made.folder.path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same after a request whose rate was tuned; nothing may change it."""
+    run = Run.open(shutil.copytree(trained, tmp_path_factory.mktemp("whole") / "run"))
+    run.forget(BYE, "not", until=3, how=TUNED)
+    return run
 
 
 def tuned_by(run: Run, method: str = "not") -> Any:
@@ -78,21 +92,19 @@ def test_the_rate_of_the_best_trial_is_taken_and_the_job_is_that_of_this_rate(ru
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_killed_job_goes_on_at_the_same_rate(run: Run, tmp_path: Path, at: int) -> None:
+def test_a_killed_job_goes_on_at_the_same_rate(run: Run, whole: Run, at: int) -> None:
     class Killed(Watch):
         def saved(self, job: Job, state: State, histories: Any) -> None:
             if state.round == at:
                 raise KeyboardInterrupt
 
-    copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
-    run.forget(BYE, "not", until=3, how=TUNED)
     with pytest.raises(KeyboardInterrupt):
-        Run.open(copy).forget(BYE, "not", until=3, how=TUNED, watch=Killed())
-    again = Run.open(copy)
+        run.forget(BYE, "not", until=3, how=TUNED, watch=Killed())
+    again = Run.open(run.folder.path)
     again.execute()
-    assert tuned_by(again) == tuned_by(run)
-    assert all(torch.equal(tensor, again.current(0)[name]) for name, tensor in run.current(0).items())
-    assert again.lines()[-1]["flops"] == run.lines()[-1]["flops"]
+    assert tuned_by(again) == tuned_by(whole)
+    assert all(torch.equal(tensor, again.current(0)[name]) for name, tensor in whole.current(0).items())
+    assert again.lines()[-1]["flops"] == whole.lines()[-1]["flops"]
 
 
 def test_a_rate_that_spoils_the_model_is_out_and_where_all_do_it_is_refused(run: Run) -> None:
