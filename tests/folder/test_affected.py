@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_written_says_so_and_is_exported(run: Run, tmp_p
 @pytest.mark.parametrize("line", ["{", "5", '{"what": "export"}', "[" * 5000])
 def test_a_damaged_list_is_one_sentence(run: Run, line: str) -> None:
     (run.folder.path / carriers.HANDED_OUT).write_text(line + "\n")
-    with pytest.raises(UnfedError, match=r"Line 1 of .*handed-out.jsonl (is damaged|has no file)"):
+    with pytest.raises(UnfedError, match=r"Line 1 of .*handed-out.jsonl (is damaged|is no JSON|has no file)"):
         affected(run, "1")
 
 
