@@ -74,7 +74,7 @@ def test_one_request_or_several() -> None:
         ("methods.ft.lr=1", "methods.ft.lr is not known; ft has no hyperparameters"),
         ("methods.not.include_bias=perhaps", "methods.not.include_bias is wrong"),
         ("methods.nto.layers=['x']", "The method 'nto' is not known"),
-        ("methods.runs=['not']", "methods.runs must be a table"),
+        ("methods.runs=['not']", "methods.runs takes a table"),
         ("training.rounds", "--set takes key.path=value"),
         ("training.rounds.x=1", "--set training.rounds.x=1: 'rounds' is a value, not a table"),
     ],

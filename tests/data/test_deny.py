@@ -207,7 +207,7 @@ def test_run_json_has_the_list_and_not_the_key(left: Run, small: Small, tmp_path
 
 def test_clients_that_bring_their_own_rows_are_not_let_in_by_silence(small: Small, tmp_path: Path) -> None:
     world = simulated(small("request=[]"), 0)
-    with pytest.raises(UnfedError, match="this world was built without it"):
+    with pytest.raises(UnfedError, match="This world was built without the deny list"):
         Run.create(small("request=[]", "deny.clients=['1']"), tmp_path / "run", world)
 
 

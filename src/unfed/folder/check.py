@@ -1,4 +1,4 @@
-"""Check whether a run folder is whole: read everything, and compare it with what the other files say of it.
+"""Check whether a run folder is whole: compare all files with what the others say of them.
 
     run.json ─ states ─ trajectory ─ models ─ requests ─ samples ─ what was measured of models ─ what was handed out
 

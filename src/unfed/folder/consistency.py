@@ -1,4 +1,4 @@
-"""What the files of a run folder say of each other, so that none is changed, shortened or lost unseen.
+"""What the files of a run folder say of each other, so that no change or loss goes unseen.
 
     state/…   vouches for   its own place          the job that it is the state of
                             run.json               SHA-256 of the file that the job ran under

@@ -1,4 +1,4 @@
-"""The recorded histories of a job's saved state, in a file that is added to: a save costs what changed.
+"""The recorded histories of a job's saved state; a save writes only what changed.
 
     state/SEED/JOB.safetensors      says: histories (clients, rounds, numbers) and the log: its file, length, SHA-256
     state/SEED/JOB.history-N        the records themselves, one part per save; what comes later replaces what was before
