@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,28 +57,28 @@ def test_a_question_and_its_answer_come_through_whole() -> None:
     assert delivery.traffic.wire_bytes == 2 * once < delivery.traffic.serialised_bytes
 
 
-def message(words: Any, body: bytes = b"") -> bytes:
-    text = json.dumps(words).encode()
-    return struct.pack("<4sI", b"unf1", len(text)) + text + body
+def message(words: Any, **tensors: torch.Tensor) -> bytes:
+    return safetensors.torch.save(tensors, {"unfed": json.dumps(words)})
 
 
-TENSORS = safetensors.torch.save({"0": torch.zeros(2)})
+W = torch.zeros(2)
+NO_MESSAGE = "it sent something that is no message of unfed's"
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (b"\x80\x04" + bytes(20), "it sent something that is no message of unfed's"),
-        (b"unf1", "is no message"),
-        (struct.pack("<4sI", b"unf1", 2**31) + b"{}", "its message ends after 10 bytes, within its words"),
-        (message({"numbers": {}, "arrays": []})[:-1], "within its words"),
-        (struct.pack("<4sI", b"unf1", 2) + b"{]", "the words of its message cannot be read"),
-        (message([1]), "the words of its message are no table"),
-        (message({}), "the numbers of its answer are no table"),
-        (message({"numbers": {}, "arrays": ["w"]}), "have no names"),
+        (b"\x80\x04" + bytes(20), NO_MESSAGE),
+        (b"unf1", NO_MESSAGE),
+        (safetensors.torch.save({"0": W}), NO_MESSAGE),
+        (safetensors.torch.save({}, {"unfed": "{]"}), NO_MESSAGE),
+        (message({"numbers": {}, "arrays": []})[:-1], NO_MESSAGE),
+        (message([1]), NO_MESSAGE),
+        (message({"numbers": {}, "arrays": ["w"]}), NO_MESSAGE),
+        (message({"numbers": {}, "arrays": [["p", "w"]]}, **{"0": W})[:-1], NO_MESSAGE),
+        (message({"arrays": []}), "the numbers of its answer are no table"),
         (message({"numbers": {}, "arrays": [["p", "w"]]}), "holds others"),
-        (message({"numbers": {}, "arrays": [["p", "w"]]}, TENSORS[:-1]), "cannot be read"),
-        (message({"numbers": {}, "arrays": []}, TENSORS), "names 0 tensors and holds others"),
+        (message({"numbers": {}, "arrays": []}, **{"0": W}), "names 0 tensors and holds others"),
         (message({"numbers": {}, "arrays": []}), "was not made by unfed"),
     ],
 )
@@ -119,4 +118,4 @@ def test_a_client_refuses_what_is_no_question(ask: Ask, sentence: str) -> None:
 
 def test_bytes_that_are_no_question_are_refused_by_the_client() -> None:
     refused = answered(lambda: decode_ask(b"unf1 and no more"), {}, LOG).words["refused.all"]
-    assert "its message ends after 16 bytes" in refused
+    assert NO_MESSAGE in refused

@@ -1,11 +1,10 @@
-"""Classes that leave: no one goes, and every client leaves their rows out of what it trains on.
+"""Classes that leave: every client leaves their rows out of what it trains on.
 
-    of_class(3) ─► told: messages name class 3 ─► staying_rows at the client ─► heeded: who says nothing is refused
+    of_class(3) ─► told: messages name class 3 ─► staying_rows at the client ─► heeded: a silent client is refused
 
-The server sees no rows. What it can see is whether a client app looked for them: a reply to train says how many rows of
-each class were left out, of how many. One that says nothing, or whose weight is still that of all rows, is refused and
-named; where all are, the client app lacks a line, and the run ends. A client that says it and trains on them all the
-same, with the weight of those that stay, is not found out.
+The server sees no rows. A reply to train says how many rows of each class were left out, of how many. A reply that says
+nothing, or whose weight is still that of all rows, is refused and named; if all are, the run ends. A client that lies
+about both is not found out.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Classes:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What each node said last: how many rows of each class it left out, of how many."""
     heard: bool = False
-    """Whether anybody has said it."""
+    """Whether any client has said it."""
     seen: set[int] = field(default_factory=set)
-    """The classes of which someone has left rows out."""
+    """The classes of which a client has left rows out."""
 
     @staticmethod
     def of(leavers: Iterable[Leaver]) -> Classes:
@@ -74,7 +73,7 @@ class Classes:
     def heeded(self, replies: Sequence[Message], all_of_them: bool) -> list[Message]:
         """The replies; those to train that say nothing of the classes are errors, with the reason.
 
-        It raises where these are all that were asked for, and no one said anything yet: no one will in later rounds.
+        It raises where these are all that were asked for and no client has said anything yet.
         """
         trained = [reply for reply in replies if self.all and is_training(reply) and reply.has_content()]
         reasons = {reply.metadata.src_node_id: why for reply in trained if (why := self._unheeded(reply)) is not None}
@@ -117,7 +116,7 @@ class Classes:
         return {name(node): found[node] for node in sorted(found)}
 
     def check_seen(self, rounds: int) -> None:
-        """Refuse a request whose classes no one had a row of: a typing error would be called forgotten."""
+        """Refuse a request for classes of which no client had a row: a typing error would be called forgotten."""
         if missing := [number for number in self.now if number not in self.seen]:
             words = listed([f"class {number}" for number in missing])
             raise Refused(

@@ -134,12 +134,12 @@ class Leaver:
     names: Collection[str] = ()
     """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
-    """Whether someone must be found: of those who were forgotten before, no one need be there."""
+    """Whether a node must be found; clients that were forgotten before need not be there."""
     asks: bool = False
     """Whether nodes are asked who they are to find it."""
     timeout: float = TIMEOUT
     absent: str = "it is not connected, and stays out if it comes back"
-    """What the log says where no one is found and no one need be."""
+    """What the log says where no node is found and none need be."""
     classes: Collection[int] = ()
     """Classes whose rows every client leaves out; a leaver `needed` only for these is no node."""
 
@@ -150,7 +150,7 @@ class Leaver:
 
 
 Exclude = Collection[int | Leaver] | Leaver | Find | int
-"""Node ids and leavers, one or several, or a function that finds ids among those connected, whenever someone looks."""
+"""Node ids and leavers, one or several, or a function that finds ids among those connected."""
 
 
 def registered(*given: str | int) -> Leaver:
@@ -332,7 +332,7 @@ def named(option: str, names: Collection[str], strict: bool = False) -> Sequence
 
 
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
-    """Each part of an exclusion by itself: each of them must match someone."""
+    """Each part of an exclusion by itself: each of them must match a node."""
     if callable(exclude) and not isinstance(exclude, Leaver):
         return (Leaver("a node that the given function finds", lambda nodes: exclude(nodes.grid)),)
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()

@@ -61,9 +61,9 @@ class SubsetGrid(Grid):
         elif deny is not None:
             before = (denied(deny),) if isinstance(deny, str | Path) else named("deny", deny)
         self._allow = None if allow is None else named("allow", allow, strict=True)
-        nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude
-        nobody = nobody and (bool(before) or self._allow is not None)
-        self._leavers: Sequence[Leaver] = (*(() if nobody else leavers_of(exclude)), *before)
+        none = not callable(exclude) and not isinstance(exclude, int) and not exclude
+        none = none and (bool(before) or self._allow is not None)
+        self._leavers: Sequence[Leaver] = (*(() if none else leavers_of(exclude)), *before)
         self.classes = Classes.of(self._leavers)
         asks = [one.timeout for one in (*self._leavers, *(self._allow or ())) if one.asks]
         self.nodes = AppDirectory(grid, max(asks, default=0) or 1.0, bool(asks))
@@ -83,7 +83,7 @@ class SubsetGrid(Grid):
 
     @property
     def whole(self) -> Grid:
-        """The grid with everybody on it."""
+        """The grid with all its nodes."""
         return self._grid
 
     @property
@@ -130,7 +130,7 @@ class SubsetGrid(Grid):
         return self._allow is None or any(node in one.find(self.nodes) for one in self._allow)
 
     def settle(self) -> None:
-        """See who is meant, before anything is sent to anybody."""
+        """See who is meant, before anything is sent."""
         until = time.monotonic() + self._wait
         while True:
             self.nodes.see()
@@ -143,11 +143,13 @@ class SubsetGrid(Grid):
             if any(missing.doubt(self.nodes, node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
                 continue  # asking the others may have taken longer than we would wait
             if time.monotonic() >= until:
-                raise UnfedError(self._nobody(missing))
+                raise UnfedError(self._unidentified(missing))
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
         connected = list(self._grid.get_node_ids())
         if connected and all(any(one.doubt(self.nodes, node) for one in self._leavers) for node in connected):
-            raise UnfedError(self._nobody(next(one for one in self._leavers if one.doubt(self.nodes, connected[0]))))
+            raise UnfedError(
+                self._unidentified(next(one for one in self._leavers if one.doubt(self.nodes, connected[0])))
+            )
         for one in self._leavers:
             log.info("unfed: %s has left: %s", one.words, ", ".join(map(str, found[one.words])) or one.absent)
             self._note(one, set(found[one.words]))
@@ -155,7 +157,7 @@ class SubsetGrid(Grid):
         for node in sorted(connected):
             self._doubt(node)
 
-    def _nobody(self, leaver: Leaver) -> str:
+    def _unidentified(self, leaver: Leaver) -> str:
         connected = list(self._grid.get_node_ids())
         count, doubts = (
             len(connected),
@@ -197,7 +199,7 @@ class SubsetGrid(Grid):
         return found
 
     def _hint(self, left: int, hidden: int) -> None:
-        """Say once in the log, where someone only looks, that those who left are not coming.
+        """Say once in the log that those who left are not coming, where a strategy looks and asks no node.
 
         It is no error: Flower's older API looks every few seconds, beside whatever else it does.
         """
@@ -237,7 +239,7 @@ class SubsetGrid(Grid):
             self._looks = None
 
     def _not_for_ever(self, left: int) -> None:
-        """Refuse to let a strategy wait by a minimum of its own, which it tells no one."""
+        """Refuse to let a strategy wait by a minimum of its own that is not known here."""
         if self._looks is None:
             return
         self._looks.append(time.monotonic())

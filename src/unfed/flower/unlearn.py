@@ -1,6 +1,4 @@
-"""Forget a client, or a class, in a Flower app you already have.
-
-It takes five lines in the server app and one in the client app.
+"""Forget a client, or a class, in a Flower app you already have: five lines in the server app, one in the client app.
 
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
@@ -11,11 +9,10 @@ It takes five lines in the server app and one in the client app.
     )
     result = strategy.start(grid, trained, num_rounds=5)
 
-The strategy sees a `SubsetGrid` without the leaver. Of a reply only that is judged which the strategy aggregates, the
-arrays and the weight; metrics are left alone. A reply is refused and named if it has other tensors, NaN, or a weight
-that is not positive or out of all proportion, or if its update is longer than the model and 10 times the usual; one
-with more than half of the weight of all is named. A round without a usable reply changes nothing, as in a stock
-strategy. The last good arrays are kept: in `strategy.arrays`, and in the ledger, from which the same start goes on.
+The strategy sees a `SubsetGrid` without the leaver. Of a reply only the arrays and the weight that the strategy uses
+are judged. A reply is refused and named if it has other tensors, NaN, a weight that is not positive or out of all
+proportion, or an update longer than the model and 10 times the usual. A round without a usable reply changes nothing.
+The last good arrays are kept: in `strategy.arrays`, and in the ledger, from which the same start goes on.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Questions and answers as bytes: words as JSON, tensors as safetensors.
+"""Asks and answers as bytes, for a transport that carries bytes: a safetensors file with the words in its metadata.
 
-    unf1 │ bytes of JSON (4) │ JSON │ safetensors
+    {"__metadata__": {"unfed": JSON}, "0": …, "1": …}      the JSON lists the tensors' groups and names in their order
 
-This is for a transport that carries bytes. Nothing is unpickled, and reading takes no more memory than the bytes that
-came. Bytes are not encrypted here; that is the transport's part.
+Nothing is unpickled, and reading takes no more memory than the bytes that came. The transport encrypts.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +17,11 @@ import safetensors.torch
 from unfed.model.params import Params
 from unfed.remote.messages import Answer, Ask, Failure, Packed, Reply, Unreadable, attempt, said
 
-_HEAD = struct.Struct("<4sI")
-_MAGIC = b"unf1"
 _TYPES = {
     **{"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool"},
     **{"U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
 }
+Arrays = dict[str, dict[str, Packed]]
 
 
 def encode_ask(ask: Ask) -> bytes:
@@ -34,9 +31,9 @@ def encode_ask(ask: Ask) -> bytes:
 
 def decode_ask(data: bytes) -> Ask:
     """The question in some bytes, or the sentence that says why it cannot be read."""
-    words, body = _decoded(data)
+    words, arrays = _decoded(data)
     asked = words.get("words")
-    return Ask.of(asked if isinstance(asked, dict) else None, _arrays(words, body))
+    return Ask.of(asked if isinstance(asked, dict) else None, arrays)
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -49,11 +46,11 @@ def decode_reply(data: bytes) -> Reply | Failure:
     return attempt(lambda: _reply(*_decoded(data)))
 
 
-def _reply(words: Mapping[str, Any], body: bytes) -> Reply:
+def _reply(words: Mapping[str, Any], arrays: Arrays) -> Reply:
     numbers, shown = words.get("numbers"), words.get("words")
     if not isinstance(numbers, dict) or not all(isinstance(group, dict) for group in numbers.values()):
         raise Unreadable("the numbers of its answer are no table")
-    return Reply(shown if isinstance(shown, dict) else None, numbers, _arrays(words, body))
+    return Reply(shown if isinstance(shown, dict) else None, numbers, arrays)
 
 
 def _encoded(words: Mapping[str, Any], tensors: Mapping[str, Params]) -> bytes:
@@ -62,43 +59,23 @@ def _encoded(words: Mapping[str, Any], tensors: Mapping[str, Params]) -> bytes:
     plain = {str(place): tensor.detach().cpu().contiguous().clone() for place, tensor in enumerate(every)}
     # safetensors has an order of its own, so the names are listed in ours.
     names = [[group, name] for group, own in tensors.items() for name in own]
-    text = json.dumps({**words, "arrays": names}).encode()
-    return _HEAD.pack(_MAGIC, len(text)) + text + (safetensors.torch.save(plain) if plain else b"")
+    return safetensors.torch.save(plain, {"unfed": json.dumps({**words, "arrays": names})})
 
 
-def _decoded(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The words in some bytes, and the bytes of the tensors."""
-    if len(data) < _HEAD.size or data[:4] != _MAGIC:
-        raise Unreadable("it sent something that is no message of unfed's")
-    end = _HEAD.size + _HEAD.unpack_from(data)[1]
-    if end > len(data):
-        raise Unreadable(f"its message ends after {len(data)} bytes, within its words")
+def _decoded(data: bytes) -> tuple[dict[str, Any], Arrays]:
+    """The words in some bytes, and the tensors by their groups, none of them read."""
     try:
-        words = json.loads(data[_HEAD.size : end])
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"the words of its message cannot be read ({said(error, 80)})") from error
-    if not isinstance(words, dict):
-        raise Unreadable("the words of its message are no table")
-    return words, data[end:]
-
-
-def _arrays(words: Mapping[str, Any], body: bytes) -> dict[str, dict[str, Packed]]:
-    names = words.get("arrays")
-    if not isinstance(names, list) or any(not _is_name(name) for name in names):
-        raise Unreadable("the tensors of its message have no names")
-    try:
-        parts = dict(safetensors.deserialize(body)) if body else {}  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise Unreadable(f"the tensors of its message cannot be read ({said(error, 80)})") from error
+        parts = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        words = json.loads(header["__metadata__"]["unfed"])
+        names = [(str(group), str(name)) for group, name in words["arrays"]]
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise Unreadable(f"it sent something that is no message of unfed's ({said(error, 80)})") from error
     if parts.keys() != {str(place) for place in range(len(names))}:
         raise Unreadable(f"its message names {len(names)} tensors and holds others")
-    found: dict[str, dict[str, Packed]] = {}
+    found: Arrays = {}
     for place, (group, name) in enumerate(names):
         part = parts[str(place)]
         kind = _TYPES.get(part["dtype"], part["dtype"])
         found.setdefault(group, {})[name] = Packed(kind, tuple(part["shape"]), bytes(part["data"]))
-    return found
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, list) and len(name) == 2 and all(isinstance(word, str) for word in name)
+    return words, found

@@ -3,13 +3,9 @@
     train     plan, params, context  ──►  every client that is asked  ──►  update, sample counts, dropped samples
     measure   the same, summed counts or gradients back
 
-Answers are put into the order in which clients were asked, whatever order they came in, so an average here is the
-average of a simulation, bit for bit. A client that is away, too late, unwilling, or that answers something else than it
-was asked becomes a refusal with its reason; the round goes on with the others, down to the quorum.
-
-How much a client can have counted, by what it said it holds.
-
-Its weight, the ledger and every metric are sums of such counts, so none may be larger than its census allows.
+Answers are put into the order in which clients were asked, so an average here is the average of a simulation, bit for
+bit. A client that is away, late or unwilling, or that answers something else, becomes a refusal with its reason; the
+round goes on with the others, down to the quorum. No count may be larger than the client's census allows (`Held`).
 """
 
 from __future__ import annotations
@@ -203,10 +199,7 @@ class Remote:
     # --- reading answers ------------------------------------------------------------------------------------------
 
     def _read(self, name: str, found: Reply | Failure, read: Callable[[Reply], T]) -> T | Failure:
-        """What a reader makes of an answer.
-
-        Who counts more than it said it holds is counted again: data may grow.
-        """
+        """What a reader makes of an answer; a client that counts more than it said it holds is asked again."""
         if isinstance(found, Failure):
             return found
 

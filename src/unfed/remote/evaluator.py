@@ -5,13 +5,9 @@
     Forget                    counted by its owners, while they are there and allow it
     MIA                       only where the owners also give the losses of single rows
 
-A request is measured by its own owners: one who left by an earlier request and does not allow it keeps no one else's
-from being measured. As in a simulation Forget is over all requests, but for those that cannot be asked for.
-
-No one is asked for single rows of a request that was purged, and its own number is a share of many rows or none.
-
-The same columns as in a simulation, and the same numbers; what could not be measured says why. A client that stays but
-did not answer is named in the column `unheard`, for then the sums are over the others.
+The columns and numbers are those of a simulation; what could not be measured says why. A request is measured by its own
+owners, so an earlier leaver that does not allow it hinders no other. Clients are not asked for single rows of a purged
+request. A client that stays but did not answer is named in the column `unheard`: the sums are over the others.
 """
 
 from __future__ import annotations
@@ -50,10 +46,7 @@ Heard = Mapping[str, Mapping[View, Sums | Failure]]
 
 
 class Memory:
-    """What clients counted for the model that was looked at last.
-
-    It is kept by client and the requests that concern it.
-    """
+    """What clients counted for the model that was measured last, by client and the requests that concern it."""
 
     def __init__(self) -> None:
         self._model = ""
@@ -172,11 +165,9 @@ class RemoteEvaluator:
         return self._mean(self._survey(params, {name: ["val"] for name in self._staying}))
 
     def evidence(self, params: Params) -> Evidence:
-        """What can be said of the last request.
+        """How many rows of the last request are read right, where its owners count no other request's rows with them.
 
-        That is how many of its rows are read right, while no one else's are counted.
-
-        Its owners give no labels of single rows, so losses cannot be compared within labels.
+        They give no labels of single rows, so losses cannot be compared within labels.
         """
         found: Tally | str = self._no_forget
         if not found:
@@ -213,10 +204,9 @@ class RemoteEvaluator:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def _survey(self, params: Params, views: Mapping[str, list[View]]) -> Heard:
-        """What clients count for a model; who answered for it before, on the same rows, is not asked again.
+        """What clients count for a model; a client that answered for it before, on the same rows, is not asked again.
 
-        A model is often looked at more than once: when its training ends, as it was before a request, as what recovery
-        must reach. For a client that a request does not concern these are one question, and a question costs a message.
+        A model is often measured more than once: when its training ends, before a request, as what recovery must reach.
         """
         known = self._memory.of(params)
         places = {name: json.dumps([r.to_json() for r in own_part(self._requests, name)]) for name in views}
@@ -247,10 +237,7 @@ class RemoteEvaluator:
         return self._total(heard, "forget", names)
 
     def _counted(self, request: Request, heard: Heard) -> Tally | str:
-        """What was counted over the rows that one of several requests took out.
-
-        It is known where its owners counted nothing else beside it.
-        """
+        """What was counted over one request's rows; known where its owners counted no other request's with them."""
         whole = request.clients or self._alone(self._owners)  # all that a client holds is what its request takes out
         why = self._why_not_alone(request) or ("" if whole else TOGETHER)
         found = why or self._whole(heard, self._own(request))
@@ -259,7 +246,7 @@ class RemoteEvaluator:
         return (too_few(int(found.count)) if request.purged else "") or found
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
-        """One score per row of D_u, if there is someone to compare them with and everybody gives them."""
+        """One score per row of D_u, if there is a test set to compare them with and all owners give them."""
         if self._no_forget or test is None:
             return self._no_forget or NO_TEST
         asked = [name for name in self._counting if name not in self._purged]

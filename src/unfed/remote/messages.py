@@ -1,4 +1,4 @@
-"""What crosses between a server and its clients: small words and numbers, and groups of tensors.
+"""What crosses between a server and its clients: words, numbers and groups of tensors, and how they are checked.
 
     Ask      words      kind, shard (which data and model), client, scope, gone, body (a plan or measures), digest,
                         drawn (the seeds of context models that a client can draw for itself)
@@ -8,18 +8,9 @@
              tensors    "params", "optimiser", or what was measured
     Reply    an answer as it came: its tensors are not read before they were checked
 
-An answer repeats the digest of its question: a node that ran something else is found out. Every ask holds the whole
-forget specification, so a client needs no memory, may restart at any time, and marks the same rows however often it is
-asked. Names of other clients and positions of other clients' samples are left out of it.
-
-Reading what someone else sent: nothing is believed before it is checked.
-
-    declared   names, shapes and types as the sender states them, against those known here: before a byte is decoded
-    sized      as many bytes as such a tensor has
-    decoded    by the transport's own format, never a pickle
-    counted    whole numbers, at least 0, at most what the client holds by the census
-
-Whatever goes wrong on the way, of whatever kind, becomes the refusal of the one who sent it.
+An answer repeats the digest of its question, so a node that ran something else is found out. Every ask holds the
+client's whole forget specification: it needs no memory, and learns nothing of other clients. A reply is checked before it
+is believed: names, shapes and types as declared, then sizes, then counts. Whatever goes wrong is the sender's refusal.
 """
 
 from __future__ import annotations
@@ -39,7 +30,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.model.params import Params
 
-# --- reading what someone else sent: nothing is believed before it is checked ----------------------------------------
+# --- checking what was sent -------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -97,7 +88,7 @@ def name_of(words: object) -> str:
 
 
 def count(values: Mapping[str, Any], key: str, most: int | None = None) -> int:
-    """A whole number that someone counted, at most so many."""
+    """A count, at most so many."""
     if key not in values:
         raise Unreadable(f"its answer cannot be read (the count {key!r} is missing)")
     value = values[key]
@@ -220,7 +211,7 @@ def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# --- what crosses between a server and its clients: small words and numbers, and groups of tensors --------------------
+# --- asks and answers -------------------------------------------------------------------------------------------------
 
 
 FORMAT = 3

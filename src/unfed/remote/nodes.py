@@ -110,7 +110,7 @@ class Nodes:
 
     @property
     def past(self) -> ClientList:
-        """Everybody who ever took part, in the order in which answers are averaged, and what each holds."""
+        """All clients that ever took part, in the order in which answers are averaged, and what each holds."""
         names = {name: tuple(sorted(self.directory.goes_by.get(name, ()))) for name in self._order}
         return ClientList(order=self._order, held=dict(self._known), names=names)
 
@@ -168,7 +168,7 @@ class Nodes:
     def _ask(
         self, clients: Sequence[str], requests: Sequence[Request] = (), gone: Sequence[Request] = ()
     ) -> dict[str, HeldRows | Failure]:
-        """What these clients say they hold under some requests, each told its own part of these alone."""
+        """What these clients say they hold under some requests, each by its own part of these."""
         directory = self.directory
         nodes = {name: node for name in clients if (node := directory.node(name)) is not None}
         asks = {

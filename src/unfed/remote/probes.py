@@ -70,7 +70,7 @@ class Probes:
             raise UnfedError(f"The probes' model cannot read the probes' rows ({said(error)}); mend either.") from error
 
     def check(self, arrays: Params) -> None:
-        """Refuse, before anybody is asked to train, arrays that are not of the probes' model."""
+        """Refuse, before any client is asked to train, arrays that are not of the probes' model."""
         like = params_of(self._module)
         for name, array in in_order(self._module, arrays).items():
             if array.shape != like[name].shape:

@@ -7,7 +7,7 @@
 
 It saves every round and goes on after a crash. Methods and jobs see the same world as in a simulation, but a client's
 outline cannot be read (`nodes.py`), plans travel (`engine.py`), and those who hold the rows score models
-(`evaluator.py`). Beside the usual files the folder holds `clients.json`: everybody who took part, in the order in which
+(`evaluator.py`). Beside the usual files the folder holds `clients.json`: all who took part, in the order in which
 answers are averaged, what each holds, and every name it went by.
 """
 
@@ -64,7 +64,7 @@ class Holdings:
 
 
 Note = Callable[[ClientList], None]
-NOBODY = ClientList(order=(), held={})
+UNKNOWN = ClientList(order=(), held={})
 
 
 def remote_world(
@@ -72,7 +72,7 @@ def remote_world(
     seed: int,
     directory: Directory,
     server: Holdings | None = None,
-    past: ClientList = NOBODY,
+    past: ClientList = UNKNOWN,
     note: Note = lambda found: None,
 ) -> World:
     """The world as a server can know it, over the nodes that a directory knows."""
@@ -145,7 +145,7 @@ def begun(config: Config, folder: RunFolder, make: Maker) -> Run:
             f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, which cannot be recognised at"
             " nodes; name a file of clients instead, one per line."
         )
-    world = make(config, config.seed_list[0], NOBODY, partial(note_clients, folder.path))
+    world = make(config, config.seed_list[0], UNKNOWN, partial(note_clients, folder.path))
     requests = config.requests()
     for i in range(len(requests)):
         for label in config.methods.run:

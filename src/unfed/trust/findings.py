@@ -109,7 +109,7 @@ def _versions(record: RunRecord, job: Job) -> dict[str, str]:
 def models(record: RunRecord, job: Job) -> dict[str, str]:
     """The fingerprint of the model that came out and its form, and that of the one that went in.
 
-    The last one where it was noted; the form while the model's file is there: purged, no one can be given it either.
+    The last one where it was noted; the form while the model's file is there.
     """
     saved = record.folder.saved(job)
     if saved is None or (after := saved.bound.model) is None:
@@ -157,7 +157,7 @@ def _measured(
     rows = {**(line.get("rows") or {}), **_rows(folder, job, int(line.get("round", 0)))}
     known = (entry.described or {}).get("forgotten_rows")
     if isinstance(known, int) and not entry.request.deleted:
-        # The scores that are kept are those of everybody who left; where others did before, the line says its own.
+        # The scores that are kept are those of all who left; where others did before, the line says its own.
         rows["forget"] = known if "own" in line else rows.get("forget", known)
     found: dict[str, dict[str, Any]] = {}
     for name, where in SHARES.items():
@@ -227,7 +227,7 @@ _TRIED: dict[str, tuple[str, ...]] = {
 
 
 def _undone(record: RunRecord, job: Job, entry: Entry) -> dict[str, Any] | str:
-    """What came back when someone tried to undo it, without what the two models differ in."""
+    """What came back when undoing was tried, without what the two models differ in."""
     tried = study_results.measured(record.folder, record.config)
     whole = next((one for one in tried if (one.seed, one.request, one.method) == job.key), None)
     if whole is None:

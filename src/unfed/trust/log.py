@@ -4,7 +4,7 @@
     checkpoints.jsonl    one signed checkpoint per line: so many leaves, with this root, at this moment
 
 A leaf is never changed. A log that was cut, edited or re-ordered no longer fits its checkpoints. Both files cut back
-together fit each other; only a checkpoint that someone else kept shows that. A killed process leaves half a line at
+together fit each other; only a checkpoint that another party kept shows that. A killed process leaves half a line at
 most, which is no leaf, or leaves that are not signed for yet.
 
 Trees of hashes (RFC 9162): one root stands for a list, and a short proof shows that a leaf is in it, or is not.
@@ -61,7 +61,7 @@ def sorted_root(members: Sequence[bytes]) -> bytes:
 
 
 def absence(members: Sequence[bytes], stranger: bytes) -> dict[str, Any]:
-    """The proof that someone is not among the members: its neighbours in the sorted list, each with its inclusion.
+    """The proof that a stranger is not among the members: its neighbours in the sorted list, each with its inclusion.
 
     At an end of the list there is only one of them.
     """
@@ -204,7 +204,7 @@ class Log:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """No one else adds to the log meanwhile; inside, add by `append(…, held=True)`."""
+        """Let no other process add to the log meanwhile; inside, add by `append(…, held=True)`."""
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with presence.held(self.folder, "log", wait=-1):
@@ -251,7 +251,7 @@ class Log:
 def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) -> list[str]:
     """One sentence for each way in which a log is not what was signed for.
 
-    `kept` is a checkpoint that someone else has: with it a log that was cut back, checkpoints and all, is found too.
+    `kept` is a checkpoint that another party has: with it a log that was cut back, checkpoints and all, is found too.
     """
     said: list[str] = []
     hashes = log.hashes

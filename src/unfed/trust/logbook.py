@@ -7,7 +7,7 @@
     deny          what no training may read, as a commitment     refusals     requests not believed, by hour and reason
 
 Each leaf is a function of the folder, moments included, so entering what is missing is all that is ever done: after a
-crash the next command does it. A state that came and went while no one entered anything has no leaf.
+crash the next command does it. A state that came and went while nothing was entered has no leaf.
 
 A round is entered by the watch, before the job saves, so no round is kept in the folder that is not in the log. A job
 that is killed repeats rounds; what comes out the same has its leaf already.
@@ -219,7 +219,7 @@ def _where(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def faults_of(run: Path, kept: Checkpoint | None = None) -> list[str]:
-    """One sentence for each thing that is wrong; `kept` is a checkpoint that someone else has."""
+    """One sentence for each thing that is wrong; `kept` is a checkpoint that another party has."""
     try:
         trust = TrustFolder(run)
         said = logs.faults(trust.log, [trust.operator], kept)

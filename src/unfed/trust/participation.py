@@ -91,7 +91,7 @@ def opened_roster(signed: Envelope, operator: PublicKey, what: str = "roster") -
 
 
 def roster_json(found: Roster) -> dict[str, Any]:
-    """Who is on it, by key ids: what may be shown to anybody."""
+    """Who is on it, by key ids, which may be shown."""
     clients = {name: key.id for name, key in found.clients.items()}
     return {"business-id": found.business, "operator": found.operator.id, "clients": clients, "issued-at": found.issued}
 

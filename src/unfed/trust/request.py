@@ -144,7 +144,7 @@ class Asked(Signed):
 
 @dataclass(frozen=True)
 class Opening:
-    """What a commitment to samples hides: to be given to the operator, and to no one else."""
+    """What a commitment to samples hides: to be given to the operator alone."""
 
     samples: Samples
     salt: bytes
@@ -232,7 +232,7 @@ def read(raw: Any) -> Asked:
 
 
 def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Asked:
-    """The request in an envelope, if someone on the roster signed it who may ask for it, in time.
+    """The request in an envelope, if a key on the roster that may ask for it signed it, in time.
 
     That it was not handed in before is not known here: the log knows.
     """

@@ -280,7 +280,7 @@ def opened(envelope: Envelope, type: str, keys: Iterable[PublicKey], what: str =
 
 
 def shown(envelope: Envelope) -> Any:
-    """The value in an envelope as anybody can read it, believed or not."""
+    """The value in an envelope as it reads, believed or not."""
     try:
         return json.loads(envelope.payload)
     except (ValueError, RecursionError):
