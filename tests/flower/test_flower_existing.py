@@ -410,7 +410,6 @@ NOBODY: dict[str, tuple[Any, str]] = {
         "A node with client=9 is not among the 4 connected nodes; name one of partition-id=0, partition-id=1,",
     ),
     "a misspelt name": (registered("nroth"), "A node registered as 'nroth' is not among .* name one of north, or"),
-    "a function that finds nobody": (lambda grid: [], "A node that the given function finds is not among"),
 }
 
 

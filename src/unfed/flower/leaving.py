@@ -35,8 +35,6 @@ TIMEOUT = 300.0
 """Seconds that the question "who are you?" may take; every node starts a process for it."""
 TRIES = 3
 """How often a node is asked that lets the question time out."""
-Find = Callable[[Grid], Collection[int]]
-"""A function of an app's own that finds ids among the nodes that are connected."""
 
 
 class AppDirectory(Directory):
@@ -149,8 +147,8 @@ class Leaver:
         return self.needed and not self.classes
 
 
-Exclude = Collection[int | Leaver] | Leaver | Find | int
-"""Node ids and leavers, one or several, or a function that finds ids among those connected."""
+Exclude = Collection[int | Leaver] | Leaver | int
+"""Node ids and leavers, one or several."""
 
 
 def registered(*given: str | int) -> Leaver:
@@ -333,8 +331,6 @@ def named(option: str, names: Collection[str], strict: bool = False) -> Sequence
 
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     """Each part of an exclusion by itself: each of them must match a node."""
-    if callable(exclude) and not isinstance(exclude, Leaver):
-        return (Leaver("a node that the given function finds", lambda nodes: exclude(nodes.grid)),)
     several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:

@@ -61,8 +61,7 @@ class SubsetGrid(Grid):
         elif deny is not None:
             before = (denied(deny),) if isinstance(deny, str | Path) else named("deny", deny)
         self._allow = None if allow is None else named("allow", allow, strict=True)
-        none = not callable(exclude) and not isinstance(exclude, int) and not exclude
-        none = none and (bool(before) or self._allow is not None)
+        none = not isinstance(exclude, int) and not exclude and (bool(before) or self._allow is not None)
         self._leavers: Sequence[Leaver] = (*(() if none else leavers_of(exclude)), *before)
         self.classes = Classes.of(self._leavers)
         asks = [one.timeout for one in (*self._leavers, *(self._allow or ())) if one.asks]
@@ -71,9 +70,9 @@ class SubsetGrid(Grid):
         self._out: set[int] = set()
         self._doubted: set[int] = set()
         self._settled, self._short_since = False, 0.0
-        self._looks: list[float] | None = None
-        self._idle: list[float] = []
-        self._sending = self._hinted = False
+        self._looks: list[float] = []
+        """When a strategy looked for nodes since it last sent a message."""
+        self._configuring = self._sending = self._hinted = False
 
     @property
     def excluded(self) -> frozenset[int]:
@@ -194,19 +193,25 @@ class SubsetGrid(Grid):
         connected = list(self._grid.get_node_ids())
         found = [node for node in connected if self._stays(node)]
         self._enough(len(found))
-        self._not_for_ever(len(found))
-        self._hint(len(found), len(connected) - len(found))
+        self._waits_in_vain(len(found), len(connected) - len(found))
         return found
 
-    def _hint(self, left: int, hidden: int) -> None:
-        """Say once in the log that those who left are not coming, where a strategy looks and asks no node.
+    def _waits_in_vain(self, left: int, hidden: int) -> None:
+        """Refuse to let a strategy wait by a minimum of its own for those who left; it only looks, and asks no node.
 
-        It is no error: Flower's older API looks every few seconds, beside whatever else it does.
+        Where it is not known to be choosing nodes the log says it once: Flower's older API looks every few seconds.
         """
-        if self._sending or self._hinted or not hidden:
+        if self._sending:
             return
-        self._idle.append(time.monotonic())
-        if len(self._idle) > 3 and self._idle[-1] - self._idle[0] >= self._wait:
+        self._looks.append(time.monotonic())
+        if len(self._looks) <= 3 or self._looks[-1] - self._looks[0] < self._wait:
+            return
+        if self._configuring:
+            raise Refused(
+                f"The strategy has waited {self._wait:g} s and asked no node; {left} nodes remain without the leaver:"
+                " lower its minimum, or give Unlearn a longer wait."
+            )
+        if hidden and not self._hinted:
             self._hinted = True
             log.warning(
                 "unfed: the strategy has asked no node for %g s; %d connected node%s out: wait for at most %d nodes,"
@@ -232,22 +237,11 @@ class SubsetGrid(Grid):
     @contextmanager
     def configuring(self) -> Iterator[None]:
         """While a strategy says whom it asks: one that only looks waits for who will not come."""
-        self._looks = []
+        self._looks, self._configuring = [], True
         try:
             yield
         finally:
-            self._looks = None
-
-    def _not_for_ever(self, left: int) -> None:
-        """Refuse to let a strategy wait by a minimum of its own that is not known here."""
-        if self._looks is None:
-            return
-        self._looks.append(time.monotonic())
-        if len(self._looks) > 3 and self._looks[-1] - self._looks[0] >= self._wait:
-            raise Refused(
-                f"The strategy has waited {self._wait:g} s and asked no node; {left} nodes remain without the leaver:"
-                " lower its minimum, or give Unlearn a longer wait."
-            )
+            self._configuring = False
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         self._find()
@@ -268,7 +262,7 @@ class SubsetGrid(Grid):
 
     def _allowed(self, messages: Iterable[Message]) -> list[Message]:
         found = list(messages)
-        self._looks, self._idle = None if self._looks is None else [], []
+        self._looks = []
         self._refuse([message.metadata.dst_node_id for message in found])
         return [self.classes.told(message) for message in found if self._stays(message.metadata.dst_node_id)]
 

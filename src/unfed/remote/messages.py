@@ -9,8 +9,9 @@
     Reply    an answer as it came: its tensors are not read before they were checked
 
 An answer repeats the digest of its question, so a node that ran something else is found out. Every ask holds the
-client's whole forget specification: it needs no memory, and learns nothing of other clients. A reply is checked before it
-is believed: names, shapes and types as declared, then sizes, then counts. Whatever goes wrong is the sender's refusal.
+client's whole forget specification: it needs no memory, and learns nothing of other clients. A reply is checked
+before it is believed: names, shapes and types as declared, then sizes, then counts. Whatever goes wrong is the sender's
+refusal.
 """
 
 from __future__ import annotations
