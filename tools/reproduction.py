@@ -401,11 +401,11 @@ def _section(
 ) -> Section:
     """An item's view of the lines of its runs; a partial run gets no verdict."""
     if item.view == "gaps":
-        return results.gaps_of(item, there)
+        return results.gaps(item, there)
     under = {name: results.under_rules(lines, within[name]) for name, lines in there.items()}
     if item.view == "results":
-        return results.of_lines(item, under, frozenset(partial))
-    made = results.bars_of if item.view == "bars" else results.ratios_of
+        return results.table(item, under, frozenset(partial))
+    made = results.bars if item.view == "bars" else results.ratios
     return made(item, {name: own["best-gap"] for name, own in under.items()})
 
 

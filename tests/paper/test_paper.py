@@ -27,7 +27,7 @@ from unfed.paper.views import VIEWS, times
 from unfed.paper.views.base import ItemView, Section
 from unfed.paper.views.layers import show as show_layers
 from unfed.paper.views.models import fresh_with_head
-from unfed.paper.views.results import gaps_by_round, gaps_of, ratios_of
+from unfed.paper.views.results import gaps, gaps_by_round, ratios
 from unfed.report.rules import Row, rows
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
@@ -202,7 +202,7 @@ def test_the_smallest_gap_of_a_figure_is_that_of_a_result_as_in_the_tables() -> 
     goal: dict[str, Any] = {"retain": 90.0, "forget": 50.0, "test": 80.0, "mia": 50.0}
     lines = [line("retrain", 2, **goal), line("ft", 0, **goal)]
     lines += [line("ft", t, **{**goal, "forget": 50.0 + 4 * t}) for t in (1, 2)]
-    (grid,) = gaps_of(items()["figure-5"], {"digits": cast(Any, lines)}).grids
+    (grid,) = gaps(items()["figure-5"], {"digits": cast(Any, lines)}).grids
     assert grid.body == (("digits", "FT", "1.00", "1", "2.00"),)
 
 
@@ -445,7 +445,7 @@ def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrai
         lines: list[Any] = [end | scores | {"model": True} for end in ends.values()]
         return rows(lines, "best-gap")
 
-    shown = ratios_of(items()["figure-6"], {"ViT": shared(4e12), "CNN": shared(4e9)})
+    shown = ratios(items()["figure-6"], {"ViT": shared(4e12), "CNN": shared(4e9)})
     grid, (gaps, *costs) = shown.grids[0], shown.pictures
     assert gaps.svg is not None and "average gap to Retrain (root scale)" in gaps.svg
     assert {row[:2]: row[3:] for row in grid.body} == {

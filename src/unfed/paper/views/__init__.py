@@ -13,14 +13,21 @@ Analyses are made of the run's first repetition; a value that could not be had s
 
 from __future__ import annotations
 
+from unfed.api import results as reported
 from unfed.paper.views import layers, results, spectra, times
-from unfed.paper.views.base import ItemView
+from unfed.paper.views.base import ItemView, by_name
+from unfed.runs.run import Run
+
+
+def _under_rules(run: Run) -> results.ByRule:
+    return results.under_rules(run.lines(), run.config.evaluation.recovered_within)
+
 
 VIEWS: dict[str, ItemView] = {
-    "results": ItemView(results.table),
-    "bars": ItemView(results.bars),
-    "gaps": ItemView(results.gaps),
-    "ratios": ItemView(results.ratios),
+    "results": by_name(_under_rules, results.table),
+    "bars": by_name(reported, results.bars),
+    "gaps": by_name(Run.lines, results.gaps),
+    "ratios": by_name(reported, results.ratios),
     "cka": ItemView(layers.ANALYSIS.make, layers.ANALYSIS),
     "bound": ItemView(times.ANALYSIS.make, times.ANALYSIS),
     "spectrum": ItemView(spectra.ANALYSIS.make, spectra.ANALYSIS),

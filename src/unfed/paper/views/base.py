@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
@@ -15,6 +15,7 @@ from unfed.report.rules import Row
 from unfed.runs.run import Run
 from unfed.values import as_json
 
+T = TypeVar("T")
 BY = "Data and model"
 Runs = Mapping[Spec, Run]
 
@@ -59,6 +60,11 @@ class Analysis:
     def make(self, item: Item, runs: Runs) -> Section:
         """Both, one after the other; what is shown is what would be kept."""
         return self.show(item, {spec.name: as_json(self.measure(item, spec, run)) for spec, run in runs.items()})
+
+
+def by_name(read: Callable[[Run], T], show: Callable[[Item, Mapping[str, T]], Section]) -> ItemView:
+    """A view of what is read from each run, by the name it has in the item."""
+    return ItemView(lambda item, runs: show(item, {spec.name: read(run) for spec, run in runs.items()}))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from unfed.api import results as reported
 from unfed.errors import UnfedError
 from unfed.measures.metrics import GAP_METRICS, average_gap
 from unfed.measures.trajectory import Line
@@ -16,16 +15,10 @@ from unfed.paper import pictures, verdict
 from unfed.paper.items import Item
 from unfed.paper.pictures import Curve
 from unfed.paper.views import printed
-from unfed.paper.views.base import BY, Runs, Section, TextTable
+from unfed.paper.views.base import BY, Section, TextTable
 from unfed.report import tables
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.values import is_measured
-
-
-def table(item: Item, runs: Runs) -> Section:
-    lines = {spec.name: (run.lines(), run.config.evaluation.recovered_within) for spec, run in runs.items()}
-    return of_lines(item, {name: under_rules(*own) for name, own in lines.items()})
-
 
 ByRule = Mapping[str, Sequence[Row]]
 """The rows of one run under each reporting rule."""
@@ -36,7 +29,7 @@ def under_rules(lines: Sequence[Line], within: float) -> ByRule:
     return {rule: rows(lines, rule, recovered_within=within) for rule in RULES}
 
 
-def of_lines(item: Item, found: Mapping[str, ByRule], partial: Set[str] = frozenset()) -> Section:
+def table(item: Item, found: Mapping[str, ByRule], partial: Set[str] = frozenset()) -> Section:
     """A table of results from the rows of its runs, by their names; `partial` ones were cut short."""
     every = tuple(replace(row, request=name) for name, own in found.items() for row in own["best-gap"])
     data: dict[str, Any] = {
@@ -97,11 +90,7 @@ def _gap_text(row: Row) -> str:
     return row.verdict or tables.number_text(row.average_gap)
 
 
-def bars(item: Item, runs: Runs) -> Section:
-    return bars_of(item, {spec.name: reported(run) for spec, run in runs.items()})
-
-
-def bars_of(item: Item, found: Mapping[str, Sequence[Row]]) -> Section:
+def bars(item: Item, found: Mapping[str, Sequence[Row]]) -> Section:
     """A picture of each run's rows, by their names."""
     drawn, data = [], {}
     for name, every in found.items():
@@ -111,11 +100,7 @@ def bars_of(item: Item, found: Mapping[str, Sequence[Row]]) -> Section:
     return Section(item, pictures=tuple(drawn), data=data)
 
 
-def gaps(item: Item, runs: Runs) -> Section:
-    return gaps_of(item, {spec.name: run.lines() for spec, run in runs.items()})
-
-
-def gaps_of(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
+def gaps(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
     """Curves of average gaps from the lines of runs, by their names."""
     drawn, data, body = [], {}, list[tuple[str, ...]]()
     for name, own in trajectory.items():
@@ -151,11 +136,7 @@ BARS = {
 """A cost as a share of Retrain's: beside a ViT's bytes a CNN's would not be seen."""
 
 
-def ratios(item: Item, runs: Runs) -> Section:
-    return ratios_of(item, {spec.name: reported(run) for spec, run in runs.items()})
-
-
-def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
+def ratios(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
     """Bars from the rows of runs that are called by the share that leaves."""
     found = {name: {row.method: row for row in own} for name, own in every.items()}
     methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
