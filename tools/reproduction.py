@@ -273,7 +273,9 @@ def verdicts(made: Section, whole: Collection[str]) -> Iterator[str]:
         gaps = {row["method"]: row["avg_gap"] for row in published(made.item.published) if where(row) == name}
         for method, cells in rows.items():
             row = ours[name, method]
-            parts = [(_two(one["paper"]), _two(one["ours"]), verdict.MARKS[one["verdict"]]) for one in cells.values()]
+            parts = [
+                (_two(one["paper"]), _two(one["ours"]), verdict.MARKS.get(one["verdict"], "")) for one in cells.values()
+            ]
             shown = [f"{there} · {here} {mark}".rstrip() for there, here, mark in parts]
             gap = "–" if row.is_reference else f"{gaps[method]} · {_two(row.average_gap.mean)}"
             yield f"| {method}{fitted_mark(row.method)} | {' | '.join(shown)} | {gap} |"
