@@ -172,7 +172,7 @@ def unlearned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("asked", "remedy"),
     [
         ({"forget_clients": "1"}, 'use methods="sealed", which has no way back, or methods="retrain".'),
-        ({"forget_clients": "1", "request_id": "client-0"}, "choose another with request-id."),
+        ({"forget_clients": "1", "request_id": "client-0"}, "ask again under another request-id."),
         ({"forget_clients": "1", "methods": "sealed", "until": "soon"}, "until takes goals"),
     ],
 )
