@@ -70,7 +70,7 @@ def negate_file(
             UnfedWarning,
             stacklevel=2,
         )
-    note = _noted(header.metadata, source) + [asdict(choice) for choice in choices]
+    note = (_said(header.metadata, "unfed.negated", list[Any], source) or []) + [asdict(choice) for choice in choices]
     # Sums and notes were those of the model before, so they go: without them it is read like one of other makers.
     kept = {key: value for key, value in header.metadata.items() if key not in (storage.SUMS, storage.NUMBERS)}
     metadata = kept | {"unfed.negated": json.dumps(note)}
@@ -135,26 +135,17 @@ def _read_header(path: Path) -> _Header:
     return _Header(tensors, metadata, 8 + len(text))
 
 
-def _json_names(metadata: Mapping[str, str], key: str, path: Path) -> list[str] | None:
+def _said(metadata: Mapping[str, str], key: str, kind: Any, path: Path) -> Any:
+    """What the metadata says under a key, as JSON of this kind; None where it says nothing."""
     if key not in metadata:
         return None
     try:
-        names = json.loads(metadata[key])
+        found = json.loads(metadata[key])
     except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UnfedError(f"The metadata {key!r} of {path} is not a JSON list of tensor names; write the file again.")
-    return names
-
-
-def _json_tied(metadata: Mapping[str, str], names: Mapping[str, object], path: Path) -> dict[str, str]:
-    try:
-        tied = json.loads(metadata.get("tied", "{}"))
-    except ValueError:
-        tied = None
-    if not isinstance(tied, dict) or not all(a in names and isinstance(b, str) and b in names for a, b in tied.items()):
-        raise UnfedError(f"The metadata 'tied' of {path} does not map its tensors to each other; write the file again.")
-    return tied
+        found = None
+    if not records.fits(kind, found):
+        raise UnfedError(f"The metadata {key!r} of {path} cannot be read; write the file again.")
+    return found
 
 
 def _notes(metadata: Mapping[str, str]) -> object:
@@ -165,22 +156,14 @@ def _notes(metadata: Mapping[str, str]) -> object:
         return None
 
 
-def _noted(metadata: Mapping[str, str], path: Path) -> list[object]:
-    try:
-        note = json.loads(metadata.get("unfed.negated", "[]"))
-    except ValueError:
-        note = None
-    if not isinstance(note, list):
-        raise UnfedError(f"The metadata 'unfed.negated' of {path} is not a JSON list; write the file again.")
-    return note
-
-
 def _choose_floats(
     path: Path, header: _Header, addresses: Sequence[str | int], include_bias: bool
 ) -> tuple[Choice, ...]:
     shapes = {name: tuple(entry["shape"]) for name, entry in header.tensors.items()}
-    order = _json_names(header.metadata, "order", path)
-    tied = _json_tied(header.metadata, shapes, path)
+    order = _said(header.metadata, "order", list[str], path)
+    tied = _said(header.metadata, "tied", dict[str, str], path) or {}
+    if not {*tied, *tied.values()} <= shapes.keys():
+        raise UnfedError(f"The metadata 'tied' of {path} names tensors that it does not hold; write the file again.")
     choices = choose_in(shapes, addresses, include_bias, order=order, tied=tied)
     for choice in choices:
         dtype = header.tensors[choice.name]["dtype"]
