@@ -344,13 +344,6 @@ def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world: World, tr
         FUKD().begin(serve(world, params=theta, history=spoilt))
 
 
-def test_fukd_recovers_at_its_own_rate_if_one_is_given(world: World, trained: Trained) -> None:
-    theta, histories = trained
-    still = FUKD(epochs=0, recovery_lr=0.0)
-    server = serve(world, params=theta, history=histories["fukd"])
-    assert equal(unlearn(still, server, 1).params, still.begin(server).params)
-
-
 # --- PGD --------------------------------------------------------------------------------------------------------------
 
 CLIMB = PGD(lr=0.05, iterations=3, updates=3, threshold=math.inf, clip=2.0)

@@ -44,7 +44,6 @@ class FUKD(Method):
     lr: float = option(1e-4, "learning rate of the distillation", "paper (CNN)")
     momentum: float = option(0.9, "momentum of the distillation", "paper (CNN)")
     temperature: float = option(3.0, "τ: how soft the teacher's answers are", "paper (CNN)")
-    recovery_lr: float | None = option(None, "learning rate of the recovery; default: the run's", "ours")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -70,12 +69,6 @@ class FUKD(Method):
         objective = term("distil", temperature=float(self.temperature))
         phase = replace(base, objective=objective, view="all", epochs=self.epochs)
         return phase.with_optimiser(rule="sgd", lr=self.lr, momentum=self.momentum, decay=0.0)
-
-    def round(self, server: Server, state: State) -> State:
-        if self.recovery_lr is None:
-            return server.recover(state)
-        asked = server.participants(state.round + 1, server.retained)
-        return server.advance(state, asked, server.base.with_optimiser(lr=self.recovery_lr))
 
     def _sums(self, server: Server) -> list[Params]:
         history = server.history
