@@ -173,12 +173,12 @@ def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", ru
 
     target = Path(path)
     page = render(compared(folders), rule=rule).encode()
-    enter_comparison(folders, target, page)
-    storage.deliver(target, page)
+    write_comparison(folders, target, page)
     return target
 
 
-def enter_comparison(folders: Sequence[str | Path], path: Path, data: bytes) -> None:
-    """Enter a comparison in every run that is in it."""
+def write_comparison(folders: Sequence[str | Path], path: Path, data: bytes) -> None:
+    """Write a comparison, and enter it in every run that is in it."""
     for folder in folders:
         enter(RunFolder(folder), "comparison", path, data)
+    storage.deliver(path, data)

@@ -26,6 +26,7 @@ from unfed.cli.options import (
     output,
     plain,
     plain_file,
+    say_findings,
     what,
 )
 from unfed.errors import UnfedError, UnfedWarning, typed
@@ -259,19 +260,12 @@ def log_check(
     trust = TrustFolder(run)
     theirs = None if kept is None else _checkpoint_in(kept, trust.operator)
     found, leaves, waiting = faults_of(run, theirs), len(trust.log.lines), trust.log.unsigned()
-    if as_json:
-        echo_json({"whole": not found, "findings": found, "leaves": leaves, "unsigned": len(waiting)})
-        if found:
-            raise typer.Exit(UnfedError.exit_code)
-        return
-    if found:
-        for sentence in found[1:]:
-            say(f"- {sentence}")
-        raise UnfedError(found[0])
     since = f", and has grown from the {theirs.size} of {theirs.at}" if theirs else ""
     if waiting:
         since += f"; the last {len(waiting)} ({', '.join(waiting)}) are not signed for yet: the next command signs them"
-    say(f"The log of {run} has {leaves} leaves and is the one that was signed for{since}.")
+    facts = {"leaves": leaves, "unsigned": len(waiting)}
+    whole = f"The log of {run} has {leaves} leaves and is the one that was signed for{since}."
+    say_findings(found, facts, as_json, whole)
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from unfed.cli.console import echo_json, print_table, say, stdout
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option, plain
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, how, option, plain, say_findings
 from unfed.errors import Refused, UnfedError, counted
 
 if TYPE_CHECKING:
@@ -136,19 +136,10 @@ def check(run: RunArgument, as_json: Json = False) -> None:
 
     found = checking.check(RunFolder(run))
     found.findings += log_faults(run)
-    if as_json:
-        echo_json({"whole": found.whole, "findings": found.findings, "counted": found.counted})
-        if not found.whole:
-            raise typer.Exit(UnfedError.exit_code)
-        return
-    if found.whole:
-        there = ", ".join(counted(number, what.removesuffix("s")) for what, number in found.counted.items())
-        say(f"{run} is whole: {there}.")
-        return
-    first, *others = found.findings
-    say(*(f"- {sentence}" for sentence in others))
-    more = f" ({len(others)} more above)" if others else ""
-    raise UnfedError(f"{run} is not whole{more}: {first}")
+    there = ", ".join(counted(number, what.removesuffix("s")) for what, number in found.counted.items())
+    say_findings(
+        found.findings, {"counted": found.counted}, as_json, f"{run} is whole: {there}.", f"{run} is not whole"
+    )
 
 
 def refuse_damaged(run: Path) -> None:

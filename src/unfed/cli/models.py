@@ -55,7 +55,7 @@ def export(
         file.parent.mkdir(parents=True, exist_ok=True)
         hand_out(opened.folder, "export", file, storage.packed(params, about), job)
         if file != out:
-            from unfed.report.card import model_card  # it draws nothing, but reads the rules of a report
+            from unfed.report.card import model_card
 
             shown = [one for one in handed(opened.folder) if one.what == "evidence" and one.request == job.request]
             evidence = {Path(one.file).name: one.sha256 for one in shown}

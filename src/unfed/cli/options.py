@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from unfed import plugins
-from unfed.cli.console import stderr
+from unfed.cli.console import echo_json, say, stderr
 from unfed.errors import UnfedError
 
 if TYPE_CHECKING:
@@ -150,3 +150,17 @@ def resumable(run: "RunRecord | None" = None) -> Iterator[None]:
         how = "give the same command again" if run is None else f"go on with `{escape(run.command('resume'))}`"
         stderr.print(f"{why} Nothing is lost: {how}.", soft_wrap=True)
         sys.exit(130)
+
+
+def say_findings(found: list[str], facts: dict[str, Any], as_json: bool, whole: str, not_whole: str = "") -> None:
+    """Say that something is whole, or what is wrong with it; then the exit code is 2."""
+    if as_json:
+        echo_json({"whole": not found, "findings": found, **facts})
+        if found:
+            raise typer.Exit(UnfedError.exit_code)
+    elif not found:
+        say(whole)
+    else:
+        say(*(f"- {sentence}" for sentence in found[1:]))
+        more = f" ({len(found) - 1} more above)" if not_whole and found[1:] else ""
+        raise UnfedError(f"{not_whole}{more}: {found[0]}" if not_whole else found[0])

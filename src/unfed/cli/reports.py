@@ -120,7 +120,7 @@ def compare(
     out: Annotated[Path | None, out_option("Default: compare.html here; tables to stdout.")] = None,
 ) -> None:
     """Compare several runs in one report."""
-    from unfed import api, storage
+    from unfed import api
     from unfed.report import compare as several
     from unfed.report import tables
     from unfed.report.rules import named
@@ -140,8 +140,7 @@ def compare(
     if out is None:
         echo(text)
     else:
-        api.enter_comparison(runs or [], out, text.encode())
-        storage.deliver(out, text.encode())
+        api.write_comparison(runs or [], out, text.encode())
         say(f"Report: {out}")
 
 

@@ -166,8 +166,7 @@ def _left_to_another(what: str, where: Path) -> None:
 
 def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: bool) -> Path | None:
     """One page of all runs that have something to show, and the table on the terminal."""
-    from unfed import storage
-    from unfed.api import enter_comparison
+    from unfed.api import write_comparison
     from unfed.cli.display import print_results
     from unfed.report.compare import Compared, compared_rows, render, shared_words
     from unfed.report.tables import star
@@ -179,8 +178,7 @@ def _compare(groups: dict[str, list["Member"]], page: Path, rule: str, silent: b
         return None
     data = render(shown, rule=rule).encode()
     shared = sweeping.runs_of([one for members in groups.values() for one in members])
-    enter_comparison([run.folder.path for run in shared], page, data)
-    storage.deliver(page, data)
+    write_comparison([run.folder.path for run in shared], page, data)
     if not silent:
         found = compared_rows(shown, rule)
         print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", shared_words(shown))

@@ -10,26 +10,23 @@ Rows address a source; positions address a client. Nothing here keeps random sta
 one integer word per row, everything else of a seed.
 """
 
-from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
-from unfed.data.partition import Deal, Partition, dirichlet, iid, natural, shards, split
+from unfed.data.datasets import DATASETS, Dataset, Raw, load
+from unfed.data.partition import Partition, dirichlet, iid, natural, shards, split
 from unfed.data.poison import Trigger, backdoor, camouflage, confuse, poison, triggered
 from unfed.data.scope import ClientData, DenyList, Request, SampleList, Unlabelled, keep_out, mark, public
-from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
+from unfed.data.source import DatasetSource, Source, TensorSource, Transform
 
 __all__ = [
     "DATASETS",
     "ClientData",
     "Dataset",
     "DatasetSource",
-    "Deal",
     "DenyList",
-    "Loader",
     "Partition",
     "Raw",
     "Request",
     "SampleList",
     "Source",
-    "Stamp",
     "TensorSource",
     "Transform",
     "Trigger",

@@ -15,56 +15,29 @@ from typing import Any
 from unfed.folder.info import RunInfo
 from unfed.measures.trajectory import Line
 from unfed.report import sentences, tables
+from unfed.report.html import page
 from unfed.report.rules import asked, rows
-from unfed.report.tables import markdown_text as safe
-from unfed.report.tables import name_of
 from unfed.report.undo import NOT_PROBED, UndoSection
 from unfed.report.wording import words_of
 from unfed.requests.entry import Job
-
-HEAD = """---
-library_name: safetensors
-tags: [machine-unlearning, federated-learning, unfed]
----
-
-# {name}: {what}
-
-{title}
-"""
-LOAD = """
-## Load it
-
-```python
-from safetensors.torch import load_file
-
-weights = load_file("model.safetensors")   # a state dict; config.json names the network
-```
-"""
 
 
 def model_card(
     run: RunInfo, lines: Sequence[Line], job: Job, about: Mapping[str, Any], evidence: Mapping[str, str]
 ) -> str:
     """The card of one model. `evidence`: the SHA-256 of evidence files of its request, by name."""
-    still = ", ".join(about.get("still_in_it") or ())
-    parts = [HEAD.format(name=safe(run.name), what=name_of(job.label), title=f"This is {safe(about['says'])}.")]
-    if still:
-        parts.append(f"Asked to leave, and still in it: {safe(still)}.\n")
-    request = asked(run, lines).get(job.request or "")
-    if request is not None:
+    facts: dict[str, Any] = {}
+    if (request := asked(run, lines).get(job.request or "")) is not None:
         found = [row for row in rows(lines, "last") if row.request == request.id]
         found = [row for row in found if row.is_before or row.is_reference or row.method == job.label]
         own = next((row for row in found if row.method == job.label), None)
         tried = [one for one in run.undo if (one.request, one.method) == (request.id, job.label)]
         exact = own is not None and own.is_reference
         untried = "nothing to undo: the model was trained without it from the beginning" if exact else NOT_PROBED
-        served = f"Request `{safe(request.id)}`, by {name_of(job.label)}."
-        lasts = sentences.lasting(UndoSection.of(tried, untried), own)
-        happened = sentences.first_sentence(run, request.model_copy(update={"method": job.label}), found)
-        parts.append(f"## What was done\n\n{served} {safe(happened)}\n\n{tables.markdown(found, words=words_of(run))}")
-        trusted = " ".join(sentences.trust(len(run.seeds) or 1, any(row.is_reference for row in found)))
-        parts.append(f"\n## Limits\n\nDoes it last? {safe(lasts)}\n\nCan I trust it? {trusted}\n")
-    if evidence:
-        listed = "\n".join(f"- `{safe(name)}`: SHA-256 `{digest}`" for name, digest in evidence.items())
-        parts.append(f"\n## Evidence\n\nCheck it with `unfed verify`:\n\n{listed}\n")
-    return "\n".join([*parts, LOAD])
+        facts = {
+            "happened": sentences.first_sentence(run, request.model_copy(update={"method": job.label}), found),
+            "table": tables.markdown(found, words=words_of(run)),
+            "lasts": sentences.lasting(UndoSection.of(tried, untried), own),
+            "trust": sentences.trust(len(run.seeds) or 1, any(row.is_reference for row in found)),
+        }
+    return page("card.md.j2", run=run, job=job, about=about, evidence=evidence, request=request, **facts)

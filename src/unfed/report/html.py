@@ -488,6 +488,7 @@ def _environment() -> Environment:
     made.filters["upper_first"] = lambda text: text[:1].upper() + text[1:]
     made.filters["date"] = wording.date_text
     made.filters["method"] = name_of
+    made.filters["plain_markdown"] = tables.markdown_text
     made.globals |= {
         "fingerprint": fingerprint,
         "listing": listing,
