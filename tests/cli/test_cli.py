@@ -295,7 +295,7 @@ def test_a_model_goes_into_a_folder_with_its_card(unfed: Callable[..., Any], don
 def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     code, out, err = unfed("export", done, "-o", "m.safetensors")
     assert code == 2 and not (here / "m.safetensors").exists()
-    assert "put no model in force; name one with --method: not or retrain, or train for θ*" in err
+    assert "This run only compares methods; say with --method which model: not or retrain, or train for θ*" in err
     code, out, _ = unfed("export", done, "--method", "not", "-o", "m.safetensors")
     assert code == 0 and "the model 0/r1/not, which is not in force" in out.replace("\n", " ")
     params, about = storage.load(here / "m.safetensors")

@@ -49,8 +49,8 @@ KINDS = ("models", "state", "samples", "undo", "theory", "advice", "population")
 WHOLE = "*"
 
 
-class Purged(Protocol):
-    """What a purge needs of a run; nothing is built."""
+class RecordedRun(Protocol):
+    """What is known of a run from its folder; nothing is built."""
 
     folder: RunFolder
     config: Config
@@ -80,7 +80,7 @@ class PurgeOutcome:
     """What had been purged for the same request already."""
 
 
-def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> PurgeOutcome:
+def purge(run: RecordedRun, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> PurgeOutcome:
     """Take away what still carries a fulfilled request; purging twice is purging once.
 
     `agreed` are the tombstones that were shown before someone said yes: nothing else goes.
@@ -111,7 +111,7 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
     return PurgeOutcome(entry, graves, tuple(before))
 
 
-def _fulfilled(run: Purged, book: Book, request: str) -> Entry:
+def _fulfilled(run: RecordedRun, book: Book, request: str) -> Entry:
     """The request, refused unless there is a model without it."""
     entry = book.named(request)
     if entry.owed:
@@ -167,7 +167,7 @@ def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombsto
             yield Tombstone(file if part == WHOLE else f"{file}#{part}", digest, request, date)
 
 
-def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequence[Entry]) -> None:
+def _refuse_if_needed(run: RecordedRun, entry: Entry, doomed: Doomed, entries: Sequence[Entry]) -> None:
     """Refuse where a later step needs what would go."""
     folder = run.folder
     filed = {Job(e.seed, name, e.method) for e in entries for name in e.names}

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from unfed import records, storage
-from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder.folder import WITHOUT, RunFolder
+from unfed.folder.folder import WITHOUT
 from unfed.folder.layout import Description, Undoing, out_of_sight
+from unfed.folder.purge import RecordedRun
 from unfed.folder.study_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo.flip import Knowledge
@@ -60,11 +60,9 @@ class Step:
     of: int = 1
 
 
-class Probed(Protocol):
-    """What a probe needs of a run."""
+class Probed(RecordedRun, Protocol):
+    """A run whose models can be probed."""
 
-    folder: RunFolder
-    config: Config
     description: Description
 
     def permit(self) -> None: ...
@@ -76,8 +74,6 @@ class Probed(Protocol):
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params: ...
 
     def no_model(self, job: Job) -> str: ...
-
-    def command(self, name: str, *arguments: object) -> str: ...
 
 
 def chosen(run: Probed, seed: int | None, request: str | None, method: str | None) -> list[Target]:

@@ -21,7 +21,8 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
-from unfed.folder.layout import Description, MethodFacts
+from unfed.folder.layout import Description
+from unfed.folder.purge import RecordedRun
 from unfed.measures import trajectory
 from unfed.methods import Method, State
 from unfed.model.params import Params
@@ -244,11 +245,9 @@ class MethodTurn:
 # --- what the queue needs of the run that serves it -------------------------------------------------------------------
 
 
-class Worker(Protocol):
-    """Who serves what the queue gives out: a run."""
+class Worker(RecordedRun, Protocol):
+    """A run that serves what the queue gives out."""
 
-    folder: RunFolder
-    config: Config
     description: Description
 
     def world(self, seed: int) -> World: ...
@@ -258,15 +257,6 @@ class Worker(Protocol):
     def current_job(self, seed: int, besides: Collection[str] = ()) -> Job: ...
 
     def current(self, seed: int, besides: Collection[str] = ()) -> Params: ...
-
-    def about(self, label: str, entry: Entry | None = None) -> MethodFacts: ...
-
-    def way_out(self, entry: Entry) -> str: ...
-
-    @property
-    def going_on(self) -> str: ...
-
-    def command(self, name: str, *arguments: object) -> str: ...
 
     def score_before(
         self,
