@@ -60,7 +60,9 @@ def served(record: RunRecord, request: str | None = None) -> Entry:
         known = listed(one.request.id for one in entries) or "no requests"
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
     if entry.state != "fulfilled":
-        raise UnfedError(f"Request {request!r} is {entry.standing}; see `{record.command('status')}`.")
+        raise UnfedError(
+            f"Request {request!r} is {entry.standing}, so there is no evidence; see `{record.command('status')}`."
+        )
     if entry.left_by:
         typed = [record.command("bundle", "--request", one, "-o", "evidence.json") for one in entry.left_by]
         others = listed((f"`{command}`" for command in typed), last="and")
