@@ -1,4 +1,4 @@
-"""`unlearn`: take rows out of a model that the caller trained, with the methods of the paper's centralised table.
+"""`unlearn`: take rows out of a model that the caller trained, by the methods of the paper's table 6.
 
     check everything ─► score before ─► (Retrain) ─► the method, epoch after epoch ─► score after
 

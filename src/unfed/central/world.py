@@ -1,4 +1,4 @@
-"""A caller's model and data as a world of one client, `all`, that holds the retained rows and then the others."""
+"""A caller's model and data as a world of one client, `all`: retained rows first."""
 
 from __future__ import annotations
 

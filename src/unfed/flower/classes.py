@@ -116,7 +116,7 @@ class Classes:
         return {name(node): found[node] for node in sorted(found)}
 
     def check_seen(self, rounds: int) -> None:
-        """Refuse a request for classes of which no client had a row: a typing error would be called forgotten."""
+        """Refuse classes of which no client had a row: a typing error would be called forgotten."""
         if missing := [number for number in self.now if number not in self.seen]:
             words = listed([f"class {number}" for number in missing])
             raise Refused(

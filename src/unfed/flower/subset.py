@@ -197,7 +197,7 @@ class SubsetGrid(Grid):
         return found
 
     def _waits_in_vain(self, left: int, hidden: int) -> None:
-        """Refuse to let a strategy wait by a minimum of its own for those who left; it only looks, and asks no node.
+        """Refuse a strategy whose own minimum would wait for those who left; no node is asked.
 
         Where it is not known to be choosing nodes the log says it once: Flower's older API looks every few seconds.
         """

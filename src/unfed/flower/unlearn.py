@@ -1,4 +1,4 @@
-"""Forget a client, or a class, in a Flower app you already have: five lines in the server app, one in the client app.
+"""Forget a client, or a class, in a Flower app you already have.
 
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(

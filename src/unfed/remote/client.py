@@ -1,4 +1,4 @@
-"""The client: it holds its own rows, runs plans, answers measures, and decides itself what it accepts.
+"""The client: it holds its own rows, runs plans, measures, and decides what it accepts.
 
     train      a plan        ->  params, how many rows it covered, trained and dropped
     measure    measures      ->  counts and sums, each by itself
@@ -184,7 +184,7 @@ def _is_dealt(node: Node) -> bool:
 
 @lru_cache(maxsize=2)
 def _dealt(text: str, root: str | None, device: str) -> tuple[tuple[ClientData, ...], Seeds, Model]:
-    """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere."""
+    """The whole federation, of which a node plays one part: for trials where every node has all data."""
     facts = _read(text)
     config, where = _config(facts, root, device), pick_device(device)
     seeds = Seeds.of(config, facts["seed"])

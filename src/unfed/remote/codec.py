@@ -1,4 +1,4 @@
-"""Asks and answers as bytes, for a transport that carries bytes: a safetensors file with the words in its metadata.
+"""Asks and answers as bytes: a safetensors file with the words in its metadata.
 
     {"__metadata__": {"unfed": JSON}, "0": …, "1": …}      the JSON lists the tensors' groups and names in their order
 

@@ -50,7 +50,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def note_clients(folder: Path, found: ClientList) -> None:
-    """Write down who takes part, what each holds and every name that each goes by, with all that was known before.
+    """Write down who takes part, what each holds and every name of each, beside what was known.
 
     It is written before the round in which a client is first asked, so a run that is resumed asks the same clients.
     """

@@ -46,7 +46,7 @@ Heard = Mapping[str, Mapping[View, Sums | Failure]]
 
 
 class Memory:
-    """What clients counted for the model that was measured last, by client and the requests that concern it."""
+    """What clients counted for the last measured model, by client and the requests about it."""
 
     def __init__(self) -> None:
         self._model = ""
@@ -165,7 +165,7 @@ class RemoteEvaluator:
         return self._mean(self._survey(params, {name: ["val"] for name in self._staying}))
 
     def evidence(self, params: Params) -> Evidence:
-        """How many rows of the last request are read right, where its owners count no other request's rows with them.
+        """How many rows of the last request are read right, if its owners count them alone.
 
         They give no labels of single rows, so losses cannot be compared within labels.
         """
@@ -204,7 +204,7 @@ class RemoteEvaluator:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def _survey(self, params: Params, views: Mapping[str, list[View]]) -> Heard:
-        """What clients count for a model; a client that answered for it before, on the same rows, is not asked again.
+        """What clients count for a model; those that answered for it on the same rows are not asked again.
 
         A model is often measured more than once: when its training ends, before a request, as what recovery must reach.
         """
@@ -237,7 +237,7 @@ class RemoteEvaluator:
         return self._total(heard, "forget", names)
 
     def _counted(self, request: Request, heard: Heard) -> Tally | str:
-        """What was counted over one request's rows; known where its owners counted no other request's with them."""
+        """What was counted over one request's rows, if its owners counted no others with them."""
         whole = request.clients or self._alone(self._owners)  # all that a client holds is what its request takes out
         why = self._why_not_alone(request) or ("" if whole else TOGETHER)
         found = why or self._whole(heard, self._own(request))

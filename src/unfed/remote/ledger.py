@@ -1,4 +1,4 @@
-"""The ledger of an app that is not unfed's own: an ordinary run folder that `Unlearn` writes and reads.
+"""The ledger of an app that is not unfed's own: a run folder that `Unlearn` writes and reads.
 
     run.json                   `app`: the strategy. Of data and model nothing is known
     clients.json               every name that each client goes by

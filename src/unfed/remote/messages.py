@@ -1,4 +1,4 @@
-"""What crosses between a server and its clients: words, numbers and groups of tensors, and how they are checked.
+"""What crosses between a server and its clients, and how it is checked.
 
     Ask      words      kind, shard (which data and model), client, scope, gone, body (a plan or measures), digest,
                         drawn (the seeds of context models that a client can draw for itself)

@@ -1,4 +1,4 @@
-"""The clients of a federation whose data is elsewhere: names, counts and what each node allows, never a row.
+"""The clients of a federation whose data is elsewhere: names, counts, permissions, never a row.
 
     Nodes ─► census (how many rows of each view) ─► outlines: clients with as many places as rows, and nothing in them
 
@@ -69,7 +69,7 @@ class Nodes:
         own: tuple[tuple[int, ...], int] | None = None,
         note: Callable[[ClientList], None] = lambda found: None,
     ) -> None:
-        """Ask those who were not asked yet what they hold; clients that do not fit are named and take no part.
+        """Ask new clients what they hold; those that do not fit are named and take no part.
 
         `past`: who took part before · `own`: shape and classes of the server's own data set, if it holds one ·
         `note`: writes down that a client joined.
@@ -148,7 +148,7 @@ class Nodes:
         return bool(joined) or recounted
 
     def _recount(self, requests: Sequence[Request]) -> bool:
-        """Ask those again that counted more rows than they said they hold; whether any holds other rows than before."""
+        """Ask again those that counted more rows than they said; return whether any holds other rows."""
         grown = [n for n in self._order if n in self.directory.grown and not self._leaves(n, requests)]
         self.directory.grown.clear()
         changed = False
@@ -303,7 +303,7 @@ class Nodes:
 
 
 def _agreed(shown: Mapping[str, HeldRows], nodes: str) -> tuple[tuple[int, ...], int]:
-    """The shape that most clients have, and how many classes; one client alone cannot make them very many."""
+    """The shape that most clients have, and how many classes; one client cannot claim very many."""
     if not shown:
         raise Refused(f"No node says what its samples look like, so no model can be built; start {nodes}.")
     shape = Counter(held.shape for held in shown.values()).most_common(1)[0][0]

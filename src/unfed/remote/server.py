@@ -1,4 +1,4 @@
-"""The server whose clients are elsewhere: it trains, unlearns and evaluates, whatever carries the messages.
+"""The server whose clients are elsewhere: it trains, unlearns and evaluates over any transport.
 
     mode = "both"       wait for nodes ─► train θ* ─► every method on the request          (comparing, trying out)
     mode = "train"      wait for nodes ─► train θ*
@@ -197,7 +197,7 @@ def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> 
 
 
 def settled(nodes: Nodes, request: Request) -> Request:
-    """The request, as `deleted` where its leaver is not connected any more: it cannot be asked for anything."""
+    """The request, marked `deleted` if its leaver is no longer connected and cannot be asked."""
     absent = [name for name in request.clients if not nodes.directory.nodes(name) and nodes.knows(name)]
     return replace(request, deleted=True) if absent else request
 

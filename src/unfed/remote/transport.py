@@ -1,4 +1,4 @@
-"""What carries questions and answers: the contract of a transport, and one round trip with a reason for every failure.
+"""The contract of a transport, and one round trip with a reason for every failure.
 
 A transport is whatever has `nodes` and `send`. `Spool` keeps large replies out of memory.
 """

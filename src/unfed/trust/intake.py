@@ -1,4 +1,4 @@
-"""What happens to a signed request: it is believed or refused, filed in the run's queue, logged and answered.
+"""Take in a signed request: believe or refuse it, file it in the run's queue, log and answer it.
 
     bytes ─► envelope ─► signer on the roster ─► its own data, in time, new ─► queue ─► leaf ─► acknowledgement
                  └────────────── refused with a sentence, and logged by a word ──────────────┘

@@ -61,7 +61,7 @@ def sorted_root(members: Sequence[bytes]) -> bytes:
 
 
 def absence(members: Sequence[bytes], stranger: bytes) -> dict[str, Any]:
-    """The proof that a stranger is not among the members: its neighbours in the sorted list, each with its inclusion.
+    """Prove that a stranger is no member: its neighbours in the sorted list, each with its inclusion.
 
     At an end of the list there is only one of them.
     """
