@@ -11,8 +11,7 @@ Three networks of transformers, built from a config and trained here until they 
 
 Forget is the share of the leaving rows that the network reads as it was taught; for GPT-2 the share that it knows by
 heart (geometric mean of the letters' probabilities above one half). Retrain never saw these rows. Every cell gets the
-same epochs, but NoT and Sealed keep their own recipe, whose rate is down after ten: of GPT-2's forty epochs they have a
-quarter, and are not comparable there. The rate is the one of two with the smaller gap to Retrain at the first seed.
+same epochs. The rate is the one of two with the smaller gap to Retrain at the first seed.
 
     flip      Forget after the same tensors were negated once more (NoT only)
     relearn   Forget of the other twenty rows after ten epochs on ten leaving rows and forty others
