@@ -408,7 +408,7 @@ def test_commands_say_what_the_folder_of_a_call_is_and_what_to_do(
         "bundle calls -o e.json": "calls has served no request, so there is no evidence to sign; it belongs to a call"
         " of unfed.unlearn, and `unfed report calls` shows what was measured.",
         "forget calls --class 3": "calls is of a call of unfed.unlearn and serves no requests",
-        "export calls -o e.safetensors": "makes no model 0/train; it makes 0/forget/ft; say which by --method.",
+        "export calls -o e.safetensors": "makes no model 0/train; say with --method which: 0/forget/ft.",
     }.items():
         code, _, err = called(words.split(), monkeypatch, capsys)
         assert code == 2 and said in err and "note:" not in err

@@ -336,10 +336,10 @@ def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> No
     assert "models/0/rest/ft.safetensors" not in own, "it is without all of them"
     listed = said("lineage", where, "--affected", "3")
     assert f"→ `unfed purge {where} --request half` and `unfed purge {where} --request rest`" in listed
-    with pytest.raises(UnfedError, match="goes by `unfed purge .* --request half` and .*--request rest`; purge"):
+    with pytest.raises(UnfedError, match="purge these first: `unfed purge .* --request half` and .*--request rest`"):
         purge(run, CLIENT.id)
     purge(run, "half")
-    with pytest.raises(UnfedError, match="goes by `unfed purge [^`]* --request rest`; purge 'client-3' after that"):
+    with pytest.raises(UnfedError, match="purge these first: `unfed purge [^`]* --request rest`"):
         purge(run, CLIENT.id)
     purge(run, "rest")
     assert purge(run, CLIENT.id).gone == () and entry_of(run).purged

@@ -78,7 +78,7 @@ def test_two_dropout_layers_draw_different_masks() -> None:
 @given(st.floats(0.0, 0.9), st.integers(0, 2**62))
 def test_dropout_keeps_the_mean(p: float, key: int) -> None:
     out = keyed_dropout(torch.ones(100, 200), p, rng.as_key(key))
-    assert abs(float(out.mean()) - 1) < 6 * (p / (1 - p) / out.numel()) ** 0.5 + 1e-6  # six standard errors
+    assert abs(float(out.mean()) - 1) < 6 * (p / (1 - p) / out.numel()) ** 0.5 + 10 / out.numel()  # six standard errors
     kept = out[out > 0]
     assert torch.allclose(kept, torch.full_like(kept, 1 / (1 - p)))
 

@@ -10,6 +10,7 @@ from unfed.cli.display import can_be_undone, happened, next_steps
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures.undo import flip, refits
+from unfed.measures.undo.scene import Budget
 from unfed.model.perturb import PERTURBATIONS
 from unfed.report.sentences import verdicts
 from unfed.requests.entry import Entry, now
@@ -133,11 +134,11 @@ def test_a_flip_that_does_nothing_would_be_noticed(attacked: Any, monkeypatch: p
 @pytest.mark.slow
 def test_a_handful_of_retained_images_makes_the_flipped_model_usable(attacked: Any) -> None:
     scene, models, knowledge = attacked
-    grid = refits.Grid(rows=(100,), budget=scene.Budget(stops=(50,)), restarts=1)
+    grid = refits.Grid(rows=(100,), budget=Budget(stops=(50,)), restarts=1)
     found = {name: refits.realign(scene, model, knowledge, grid) for name, model in models.items()}
     assert found["not"]["backdoor"] >= 50 and found["retrain"]["backdoor"] < 10
     assert found["not"]["backdoor_at"]["start"] == "flip"
     assert found["not"]["backdoor_at"]["test"] >= scene.quick(models["not"])["test"] - 5
-    broken = refits.Grid(rows=(100,), budget=scene.Budget(stops=(1,)), restarts=1)  # one step fits nothing
+    broken = refits.Grid(rows=(100,), budget=Budget(stops=(1,)), restarts=1)  # one step fits nothing
     spoiled = refits.realign(scene, models["not"], knowledge, broken)
     assert not isinstance(spoiled["backdoor"], float) or spoiled["backdoor"] < 50

@@ -58,7 +58,7 @@ def test_a_call_that_has_ended_is_finished_for_whoever_reads_its_folder(tmp_path
 
 def test_the_folder_of_a_call_is_gone_on_with_by_the_call(tmp_path: Path) -> None:
     """Its model and its rows lie with the caller, so nobody else can build its world."""
-    with pytest.raises(UnfedError, match="make that call again"):
+    with pytest.raises(UnfedError, match="make it again, with checkpoint="):
         Run.open(called(tmp_path / "call")).world(0)
 
 

@@ -326,7 +326,7 @@ def test_the_index_lists_every_run_and_request_and_links_their_reports(here: Pat
     assert first_look(Run.open(first), "not") is not None and call("index", "runs").exit_code == 0
     assert (here / "runs/index.html").read_text().count("Whether it can be undone is not known.") == 1, "it was tried"
     (first / "handed-out.jsonl").write_text("damaged")
-    with pytest.warns(UnfedWarning, match=r"is not entered in .*seed-0: Line 1 of .* is damaged"):
+    with pytest.warns(UnfedWarning, match=r"is not entered in .*seed-0: Line 1 of .* is no JSON"):
         assert call("index", "runs").exit_code == 0
 
 
