@@ -193,6 +193,22 @@ def test_a_run_that_another_command_is_at_is_left_to_it(tmp_path: Path, monkeypa
     assert "seed-1 in" in said.output and "seed-0 in" not in said.output
 
 
+def test_a_run_that_another_command_has_ended_meanwhile_is_not_called_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes on one GPU both said that the other was at some runs when all were done."""
+    monkeypatch.chdir(tmp_path)
+
+    def work(cells: Sequence[GridCell], jobs: Workers, folder: Path) -> Iterator[grid.Ended]:
+        for cell in cells:
+            cell.work(grid.quiet, *cell.arguments)
+            yield grid.Ended(cell, 1.0, found="seed-0" in cell.name)  # met at work, and done by the end
+
+    monkeypatch.setattr(grid, "work", work)
+    said = CliRunner().invoke(app, [*SWEEP, *SETS, "--out", "out"], env={"COLUMNS": "200"})
+    assert said.exit_code == 0 and "Another process" not in said.output, said.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [SWEEP, ("population", "demo", "--models", "10")], ids=["sweep", "population"])
 def test_two_commands_in_one_folder_share_the_work_and_leave_what_one_would(

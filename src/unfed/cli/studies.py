@@ -140,7 +140,8 @@ def _sweep(runs: Sequence["Run"], jobs: "Taken | None", allow_code: bool, silent
     from unfed.studies import grid
     from unfed.studies import sweep as sweeping
 
-    at_once, failed, done, left = sweeping.at_once(runs, jobs), {}, 0, 0
+    at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
+    elsewhere: set[str] = set()
     if not silent:
         say(f"{counted(len(runs), 'run')} in {where}, {at_once if isinstance(at_once, int) else 'on Ray'} at once.")
     for one in grid.work(sweeping.cells(runs, allow_code), at_once, where):
@@ -148,14 +149,15 @@ def _sweep(runs: Sequence["Run"], jobs: "Taken | None", allow_code: bool, silent
         if one.error:
             failed[one.cell.name] = one.error
         if one.found:
-            left += 1
+            elsewhere.add(one.cell.name)
         elif not silent:
             mark = "[red]✗[/red]" if one.error else "[green]✓[/green]"
             stdout.print(f"{mark} {escape(Path(one.cell.name).name)} in {clock_text(one.seconds)}")
     if not silent and done < len(runs):
         say(f"{len(runs) - done} of them were finished already.")
-    if left:
-        _left_to_another(f"{left} of the runs", where)
+    # The other command may have ended what it was at while this one was busy.
+    if elsewhere and (left := [cell for cell in sweeping.cells(runs) if cell.name in elsewhere]):
+        _left_to_another(f"{len(left)} of the runs", where)
     return failed
 
 
