@@ -42,10 +42,10 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 	$(PYTEST) -m slow
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
-	$(KEPT) -m pytest -m flower_processes tests/flower/test_flower_processes.py tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py
+	$(KEPT) -m pytest -m flower_processes tests/flower/test_flower_processes.py tests/flower/test_flower_quickstarts.py tests/flower/test_flower_simulation.py tests/docs/test_notebooks.py
 
-test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes
-	$(KEPT) -m pytest -m flower_processes -k sklearn tests/flower/test_flower_quickstarts.py
+test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes, and the notebook
+	$(KEPT) -m pytest -m flower_processes -k "sklearn or simulator_is" tests/flower/test_flower_quickstarts.py tests/docs/test_notebooks.py
 
 test-flower-version: .venv/dev.stamp  ## the Flower tests under another version, which is then in .venv: FLOWER=1.42.0
 	@$(BIN)/python -m pip install --quiet flwr==$(FLOWER)

@@ -14,6 +14,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import notebooks  # noqa: E402
 from notebooks import Cell, Given  # noqa: E402
 
+SIMULATED = "flower_app"
+"""It mostly waits for Flower's simulator, and runs with what else does."""
 SCRIPT = '''"""Not a cell."""
 
 # %% [markdown]
@@ -61,9 +63,14 @@ def test_a_page_shows_what_its_notebook_holds(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", notebooks.NAMES)
+@pytest.mark.parametrize("name", [name for name in notebooks.NAMES if name != SIMULATED])
 def test_what_is_kept_is_what_the_cells_give_today(name: str) -> None:
     assert notebooks.check(name) == []
+
+
+@pytest.mark.flower_processes
+def test_what_is_kept_of_flowers_simulator_is_what_it_gives_today() -> None:
+    assert notebooks.check(SIMULATED) == []
 
 
 def test_a_figure_of_pyplot_is_kept_once_and_always_as_the_same_bytes() -> None:
