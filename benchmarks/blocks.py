@@ -3,8 +3,7 @@
     python benchmarks/blocks.py                 check, then the time of each kernel with the tiles in use
     python benchmarks/blocks.py --sweep         every candidate tile, one kernel after another
 
-Shapes are those of the fitted CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and of ViT-B/16 (64
-images of 197 tokens; a perceptron of 3072 columns, 12 heads of 64).
+Shapes are those of the fitted CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels).
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from unfed.engines.compiled import fused, kernels
 from unfed.engines.compiled.kernels import Tiles
-from unfed.engines.compiled.transformer import attention, launch
 from workload import write
 
 SHAPES = {"first": (16, 32, (36, 32), (5, 1), 0, False), "second": (32, 64, (16, 16), (5, 5), 2, True)}
@@ -38,90 +35,14 @@ CANDIDATES = {
     "pool": itertools.product((16, 32, 64, 128), (0,), (1, 2, 4), (1,)),
     "sums": itertools.product((8, 16, 32, 64), (0,), (2, 4, 8), (1,)),
     "spread": itertools.product((8, 16, 32), (0,), (1, 2, 4), (1,)),
-    "gelu": itertools.product((1024, 2048, 4096), (0,), (4, 8), (1,)),
-    "attend": itertools.product((64, 128), (0,), (4, 8), (1, 2)),
-    "attend_backward": itertools.product((16, 32), (0,), (8,), (1, 2, 3)),
-    "gelu_backward": itertools.product((8, 16, 32, 64), (0,), (4, 8), (1, 2, 3)),
 }
 KERNEL = {"conv_flat": ("first", "conv"), "conv": ("second", "conv"), "weight": ("second", "weight")}
 KERNEL |= {"at_once": ("first", "weight_at_once")}
 KERNEL |= {name: ("first", name) for name in ("pool", "sums")} | {"spread": ("second", "spread")}
-KERNEL |= {name: ("gelu", name) for name in ("gelu", "gelu_backward")}
-KERNEL |= {name: ("attention", name) for name in ("attend", "attend_backward")}
 
 
-class Case:
-    """Tensors, and two operators on them: ours, and the lines that can be read."""
-
-    names: tuple[str, ...]
-
-    def forward(self, how: object) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
-    def backward(self, how: object) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
-    def differences(self) -> dict[str, float]:
-        """The largest difference from the readable operators, in units of the largest value."""
-        fast = (*self.forward(kernels), *self.backward(kernels))
-        slow = (*self.forward(fused), *self.backward(fused))
-        return {n: apart(a, b) for n, a, b in zip(self.names, fast, slow, strict=True) if b.numel()}
-
-    def times(self, repeats: int = 10) -> dict[str, float]:
-        """Microseconds of every kernel, of one forward and backward pass."""
-        for _ in range(2):
-            self.forward(kernels), self.backward(kernels)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            for _ in range(repeats):
-                self.forward(kernels), self.backward(kernels)
-            torch.cuda.synchronize()
-        return {e.key[:60]: round(e.self_device_time_total / repeats, 2) for e in seen.key_averages()}
-
-
-class Activation(Case):
-    """GELU of a perceptron's activations."""
-
-    names = ("y", "dx", "db")
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        make = torch.Generator("cuda").manual_seed(0)
-        self.x, self.dy = (torch.randn(64 * 197, 3072, generator=make, device="cuda").to(dtype) for _ in range(2))
-
-    def forward(self, how: object) -> tuple[Tensor, ...]:
-        return (launch.gelu(self.x) if how is kernels else F.gelu(self.x),)
-
-    def backward(self, how: object) -> tuple[Tensor, ...]:
-        if how is kernels:
-            dx, parts = launch.gelu_backward(self.dy, self.x)
-            return dx, parts.sum(0)
-        dx = torch.ops.aten.gelu_backward(self.dy, self.x)
-        return dx, dx.sum(0, dtype=torch.float32)
-
-
-class Attention(Case):
-    """Self-attention behind its projection."""
-
-    names = ("o", "level", "dx", "db")
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        make = torch.Generator("cuda").manual_seed(0)
-        self.x, self.dout = (
-            torch.randn(64, 197, *shape, generator=make, device="cuda").to(dtype) for shape in ((3, 12, 64), (768,))
-        )
-        self.kept = attention.forward(self.x)
-
-    def forward(self, how: object) -> tuple[Tensor, ...]:
-        return launch.attend(self.x) if how is kernels else attention.forward(self.x)
-
-    def backward(self, how: object) -> tuple[Tensor, ...]:
-        run = launch.attend_backward if how is kernels else attention.backward
-        dx, parts = run(self.dout, self.x, *self.kept)
-        return dx, parts.sum(0)
-
-
-class Block(Case):
-    """A convolution with its norm, ReLU and pool."""
+class Block:
+    """A convolution with its norm, ReLU and pool: tensors, and two operators on them, ours and the readable lines."""
 
     names = ("p", "winners", "y", "moments", "dx", "dw", "dγdβ")
 
@@ -150,10 +71,22 @@ class Block(Case):
         found: tuple[Tensor, ...] = how.backward(*given, *self.kernel, self.padding, self.wants_x)  # type: ignore[attr-defined]
         return found
 
+    def differences(self) -> dict[str, float]:
+        """The largest difference from the readable operators, in units of the largest value."""
+        fast = (*self.forward(kernels), *self.backward(kernels))
+        slow = (*self.forward(fused), *self.backward(fused))
+        return {n: apart(a, b) for n, a, b in zip(self.names, fast, slow, strict=True) if b.numel()}
 
-def made(name: str, dtype: torch.dtype) -> Case:
-    others: dict[str, type[Activation] | type[Attention]] = {"gelu": Activation, "attention": Attention}
-    return others[name](dtype) if name in others else Block(name, dtype)
+    def times(self, repeats: int = 10) -> dict[str, float]:
+        """Microseconds of every kernel, of one forward and backward pass."""
+        for _ in range(2):
+            self.forward(kernels), self.backward(kernels)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(repeats):
+                self.forward(kernels), self.backward(kernels)
+            torch.cuda.synchronize()
+        return {e.key[:60]: round(e.self_device_time_total / repeats, 2) for e in seen.key_averages()}
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -171,7 +104,7 @@ def tunings(name: str) -> Iterator[tuple[Tiles, kernels.Tuning]]:
 
 def sweep(name: str) -> list[dict[str, object]]:
     which, kernel = KERNEL[name]
-    case, rows = made(which, torch.bfloat16), []
+    case, rows = Block(which, torch.bfloat16), []
     for tiles, tuning in tunings(name):
         kernels.tuning = tuning
         try:
@@ -192,9 +125,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     body: dict[str, object] = {}
-    cases = [*itertools.product((*SHAPES, "gelu"), (torch.float32, torch.bfloat16)), ("attention", torch.bfloat16)]
-    for name, dtype in cases:
-        case = made(name, dtype)
+    for name, dtype in itertools.product(SHAPES, (torch.float32, torch.bfloat16)):
+        case = Block(name, dtype)
         row = {"differences": case.differences(), "microseconds": case.times()}
         body[f"{name} {dtype}"] = row
         print(name, dtype, json.dumps(row), flush=True)

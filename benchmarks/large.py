@@ -36,7 +36,6 @@ from unfed.model.params import Params
 from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
 
 BF16 = torch.bfloat16
-OURS = ("attention", "gelu", "halves")
 ATTENTION = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
-    parser.add_argument("--without", action="append", default=[], choices=OURS, help="left to PyTorch")
+    parser.add_argument("--without", action="append", default=[], choices=("halves",), help="left to PyTorch")
     parser.add_argument("--fixed-order", action="store_true", help="deterministic libraries, as `unfed run` asks for")
     parser.add_argument("--profile", action="store_true", help="the longest kernels of every part, also to $OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
@@ -241,7 +240,7 @@ def main() -> None:
         recorded.compiler = recorded.as_traced
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    handwritten.chosen = handwritten.Handwritten(**{name: name not in options.without for name in OURS})
+    handwritten.chosen = handwritten.Handwritten(halves="halves" not in options.without)
     if options.fixed_order:
         fixed_order(device)
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})

@@ -441,7 +441,8 @@ def _complete(kept: record.KeptResults, spec: Spec) -> bool:
 
 def _chosen(kept: record.KeptResults, spec: Spec) -> list[Line]:
     """The lines of the methods that the item shows, under its own labels."""
-    shown = {"before", OURS, *spec.config().methods.run}
+    methods = spec.config().methods.run
+    shown = {"before", *methods, *([OURS] if "not" in methods else [])}
     return [line for line in kept.lines() if line["method"] in shown]
 
 

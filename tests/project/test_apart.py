@@ -105,7 +105,6 @@ HARMLESS = {
     "test_matrix": "they are names of rows, and the truth beside each is float64",
     "test_poison": "they are stamped",
     "test_reproduction": "it is an option of a command that is only written down",
-    "test_recorded": "it lends `transformer` to marked tests",
 }
 
 

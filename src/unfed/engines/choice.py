@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from unfed.data import Source
 from unfed.engines.batched import kept_bytes
-from unfed.engines.compiled import kernels, transformer
+from unfed.engines.compiled import kernels
 from unfed.engines.compiled.fused import fused_block
 from unfed.errors import UnfedError
 from unfed.model.calling import computed_by
@@ -131,5 +131,5 @@ def as_trained(net: Net, x: Tensor) -> Tensor:
     net = net.as_in_training()
     if not kernels.usable(x):
         return net(x)
-    with computed_by(block=fused_block, attend=transformer.short_attention):
+    with computed_by(block=fused_block):
         return torch.cat([net(some) for some in x.split(MOST)])

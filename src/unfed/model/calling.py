@@ -8,10 +8,9 @@ numbers (token ids, masks) lie in it as int64; beside floats they lie as floats,
 
     tensor · (tensor, …) · {"logits": tensor} · output.logits          what `forward` may give back
 
-Networks call groups of layers as one, so that an engine that knows a better way to compute them can step in.
+Networks call a group of layers as one, so that an engine that knows a better way to compute it can step in.
 
     block(x, conv, norm, relu, pool) = pool(relu(norm(conv(x))))
-    attend(projected, heads)         = softmax(q kᵀ / √d) v        of every head; q, k, v side by side in `projected`
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError
@@ -205,45 +203,30 @@ def copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-# --- groups of layers as one call -------------------------------------------------------------------------------------
+# --- a group of layers as one call ------------------------------------------------------------------------------------
 
 
 Better = Callable[..., Tensor | None]
-"""Takes what the function takes; its result, or None where the better way does not apply."""
+"""Takes what `block` takes; its result, or None where the better way does not apply."""
 
-_ways: list[dict[str, Better]] = []
+_ways: list[Better] = []
 
 
 def block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor:
     """The four layers one after another, unless `computed_by` offers another way."""
-    found = _offered("block", x, conv, norm, relu, pool)
-    out: Tensor = pool(relu(norm(conv(x)))) if found is None else found
+    for way in reversed(_ways):
+        found = way(x, conv, norm, relu, pool)
+        if found is not None:
+            return found
+    out: Tensor = pool(relu(norm(conv(x))))
     return out
 
 
-def attend(projected: Tensor, heads: int) -> Tensor:
-    """Attention of sequences with themselves: [rows, length, 3 · width] to [rows, length, width]."""
-    found = _offered("attend", projected, heads)
-    if found is not None:
-        return found
-    rows, length, width = projected.shape
-    query, key, value = projected.view(rows, length, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, length, width // 3)
-
-
 @contextmanager
-def computed_by(**ways: Better) -> Iterator[None]:
-    """Within, `block` and `attend` are offered to the functions given under their names."""
-    _ways.append(ways)
+def computed_by(block: Better) -> Iterator[None]:
+    """Within, `block` is offered to this function."""
+    _ways.append(block)
     try:
         yield
     finally:
-        _ways.remove(ways)
-
-
-def _offered(what: str, *arguments: Any) -> Tensor | None:
-    for ways in reversed(_ways):
-        found = ways[what](*arguments) if what in ways else None
-        if found is not None:
-            return found
-    return None
+        _ways.remove(block)

@@ -9,10 +9,6 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-aten: Any = torch.ops.aten
-RESHAPE_OPS = (aten.view.default, aten._unsafe_view.default)
-OVER_ROWS = (([0], True), ([0], True, None))
-
 
 def insert(graph: Graph, before: Node, function: Any, *arguments: Any) -> Any:
     """Copy what `function` does into the graph; the nodes that stand for what it returns.
@@ -77,20 +73,6 @@ def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
         delattr(module, name)
     module.recompile()
     return tensors
-
-
-def sums(node: Node, columns: int) -> list[Node]:
-    """Who adds up the rows of a tensor that is a linear layer's gradient.
-
-    The tensor is read as [rows, columns] and added up over the rows.
-    """
-    shape, found = node.meta["val"].shape, list[Node]()
-    for user in node.users:
-        if user.target in RESHAPE_OPS:
-            found += sums(user, columns)
-        elif user.target is aten.sum.dim_IntList and user.args[1:] in OVER_ROWS and tuple(shape[1:]) == (columns,):
-            found.append(user)
-    return found
 
 
 def _nodes(result: Any, copies: dict[Node, Any]) -> Any:

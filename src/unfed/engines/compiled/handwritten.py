@@ -18,10 +18,6 @@ class Handwritten:
     """Convolution, norm, ReLU and pooling as one operator, instead of layer by layer (`fused.py`)."""
     triton: bool = True
     """Triton's kernels, instead of the readable operators that say the same (`kernels.py`)."""
-    attention: bool = True
-    """Attention over few tokens, with the gradient of its bias (`transformer/attention.py`)."""
-    gelu: bool = True
-    """GELU with the gradient of the bias before it (`transformer/gelu.py`)."""
     halves: bool = True
     """Weights rounded to halves at once at the step's start, instead of one by one (`half_precision.py`)."""
 

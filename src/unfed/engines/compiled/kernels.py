@@ -21,9 +21,6 @@ from unfed.engines.compiled import handwritten
 HALVES = (torch.bfloat16, torch.float16)
 HERE = importlib.util.find_spec("triton") is not None
 
-# How many rows of an activation's gradient go into one partial sum.
-SHARE = 64
-
 # How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
 BUSY = 512
 
@@ -53,10 +50,6 @@ class Tuning:
     spread: Tiles = Tiles(rows=16, warps=2)
     weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
     at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=2)
-    gelu: Tiles = Tiles(rows=2048)
-    gelu_backward: Tiles = Tiles(rows=16, channels=128)
-    attend: Tiles = Tiles(rows=64, warps=4, stages=1)
-    attend_backward: Tiles = Tiles(rows=32, warps=8, stages=2)
 
 
 tuning = Tuning()

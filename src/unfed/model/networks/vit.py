@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError
-from unfed.model.calling import attend
 
 
 class Patches(nn.Conv2d):
@@ -47,8 +46,11 @@ class SelfAttention(nn.MultiheadAttention):
         super().__init__(width, heads, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        rows, length, width = x.shape
         projected = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        return self.out_proj(attend(projected, self.num_heads))  # type: ignore[no-any-return]
+        query, key, value = projected.view(rows, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, length, width)
+        return self.out_proj(attended)  # type: ignore[no-any-return]
 
 
 class EncoderLayer(nn.Module):
