@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.state import OPTIMISER
 from unfed.folder import carriers
+from unfed.folder import folder as folders
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.methods import State
@@ -236,6 +239,17 @@ def test_over_flower_the_way_on_is_a_run_config_and_no_command_of_ours(run: Run)
 
 
 # --- what comes over from before --------------------------------------------------------------------------------------
+
+
+def test_each_file_is_read_once_however_many_requests_there_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in ("1", "2"):
+        run.forget(Request(f"client-{client}", clients=(client,)), "ft", until=1)
+    book, saved_at = run.folder.book(), Mock(wraps=folders.saved_at)
+    monkeypatch.setattr(folders, "saved_at", saved_at)
+    found = carriers.influence(run.folder, replace(book, state=lambda job: None))
+    assert {one.request for one in found} == {"client-1", "client-2"}
+    states = sorted((run.folder.path / "state").rglob("*.safetensors"))
+    assert [call.args[0] for call in saved_at.call_args_list] == states
 
 
 class Begun(Watch):

@@ -348,6 +348,18 @@ def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
 
 
 @pytest.mark.figures
+def test_of_many_requests_the_newest_have_their_curves_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unfed.report.html.PICTURED", 1)
+    run, lines = fake_run(methods=("not",))
+    run["requests"] = [{**run["requests"][0], "id": name, "created": f"2026-11-{day}"} for name, day in
+                       (("old", 16), ("new", 18), ("middle", 17))]  # fmt: skip
+    page = render(run, [dict(line, request=one["id"]) for one in run["requests"] for line in lines], again=True)
+    assert 'id="curve-1-forget-title"' in page, "the newest"
+    assert 'id="curve-0-forget-title"' not in page and 'id="curve-2-forget-title"' not in page
+    assert page.count("Drawn for the newest requests only") == 2
+
+
+@pytest.mark.figures
 def test_cost_bars_show_every_method_but_before() -> None:
     found = rows(fake_run()[1], "last")
     drawn = figures.cost_bars(found, "comm_bytes", name="c")
@@ -355,6 +367,8 @@ def test_cost_bars_show_every_method_but_before() -> None:
     assert svg.count("7.1 MB</text>") == 3 and "Before" not in svg
     free: list[Any] = [dict(line, comm_bytes=0) for line in fake_run()[1]]
     assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None
+    alone = fake_run(methods=("not",))[1]
+    assert figures.cost_bars(rows(alone, "last"), "comm_bytes", name="c") is None, "one bar compares nothing"
 
 
 @pytest.mark.figures

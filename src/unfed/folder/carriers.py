@@ -22,6 +22,7 @@ import json
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,11 +34,12 @@ from unfed.federation.history import History
 from unfed.federation.state import OPTIMISER
 from unfed.folder import locks as presence
 from unfed.folder import study_results
-from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at, saved_at
+from unfed.folder.folder import BEST, OVER, PARAMS, WITHOUT, RunFolder, left_out_at, saved_at
 from unfed.folder.histories import HISTORY, HistoryLog
 from unfed.folder.layout import client_list, names_of
 from unfed.folder.study_results import left_out, read_at
 from unfed.folder.subtraction import Differences
+from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
 from unfed.methods.retrain import KEPT
 from unfed.records import Count, read_text
@@ -194,10 +196,69 @@ class Carrier:
     """Which group of tensors, or of which request, where the rest of the file does not carry it."""
 
 
+class _ReadOnce(RunFolder):
+    """A run folder for a look at many requests: each file is read once, however many of them ask for it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(folder.path)
+        self.samples = cache(self._samples)
+        self.names_at = cache(lambda file: sorted(storage.names_of(self.path / file)))
+        self.left_out = cache(lambda path, said: frozenset(left_out_at(path, said)))
+        self.left_out_of_probe, self.probe = cache(left_out), cache(read_at)
+        self.found = cache(lambda top, seed, kind: sorted((self.path / top / str(seed)).rglob(kind)))
+        self.studied = cache(lambda: [(path, study_results.studied(path)) for path in study_results.study_files(self)])
+        self.beside = cache(lambda file: (self.good_states(self.path / file), HistoryLog(self.path / file).files()))
+
+    @cached_property
+    def _states(self) -> list[tuple[Path, SavedState]]:
+        return list(super().states())
+
+    @cached_property
+    def _lines(self) -> list[Line]:
+        return super().lines()
+
+    def states(self) -> Iterator[tuple[Path, SavedState]]:
+        return iter(self._states)
+
+    def saved(self, job: Job) -> SavedState | None:
+        return self.jobs(job.seed).get(job.path)
+
+    def lines(self) -> list[Line]:
+        return self._lines
+
+    def jobs(self, seed: int) -> Mapping[Path, SavedState]:
+        """The saved states of a repetition by their jobs."""
+        return self._by_seed.get(str(seed), {})
+
+    @cached_property
+    def _by_seed(self) -> dict[str, dict[Path, SavedState]]:
+        found: dict[str, dict[Path, SavedState]] = {}
+        for path, saved in self._states:
+            job = path.relative_to(self.path / "state").with_suffix("")
+            found.setdefault(job.parts[0], {})[job] = saved
+        return found
+
+    @cached_property
+    def began_at(self) -> Mapping[Path, Sequence[Path]]:
+        """The jobs that began at each job's model."""
+        found: dict[Path, list[Path]] = {}
+        for job, saved in (pair for own in self._by_seed.values() for pair in own.items()):
+            if saved.base.model is not None:
+                found.setdefault(Path(saved.base.model), []).append(job)
+        return found
+
+    def _samples(self, seed: int) -> list[tuple[Path, list[Path]]]:
+        """The jobs of whose models scores are kept, with their files."""
+        files: dict[Path, list[Path]] = {}
+        for path in self.found("samples", seed, "*.safetensors"):
+            files.setdefault(path.parent.relative_to(self.path / "samples"), []).append(path)
+        return sorted(files.items())
+
+
 def influence(folder: RunFolder, book: Book) -> list[Carrier]:
     """Every file that still carries what a request takes out, and how."""
     found: list[Carrier] = []
-    config = book.config
+    folder, config = _ReadOnce(folder), book.config
     for entry in (one for one in book.entries if one.accepted):
         found += carriers(folder, book, entry)
     compared = config.request_ids()
@@ -213,6 +274,7 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
 
     Of one that others had taken out before, it is what carries those.
     """
+    folder = folder if isinstance(folder, _ReadOnce) else _ReadOnce(folder)
     if entry.left_by:
         found = [one for other in _left_by(book, entry) for one in carriers(folder, book, other)]
         return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
@@ -248,11 +310,12 @@ def look(
 
     `clean` are the jobs that left them out, `compared` the requests of a comparison that did.
     """
-    return _Look(folder, seed, next(iter(compared), ""), clients, clean, scored=compared).all()
+    return _Look(_ReadOnce(folder), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
 def without(folder: RunFolder, book: Book, entry: Entry) -> set[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
+    folder = folder if isinstance(folder, _ReadOnce) else _ReadOnce(folder)
     if entry.left_by:
         others = [without(folder, book, other) for other in _left_by(book, entry)]
         return set.intersection(*others) if others else set()
@@ -261,9 +324,9 @@ def without(folder: RunFolder, book: Book, entry: Entry) -> set[Path]:
     after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
     clean = {Job(seed, name, e.method).path for e in after for name in e.names}
     clean |= _drawn_without(book, entry)
-    began = {job: base for job, base in _bases(folder, seed) if job not in clean}
-    while more := {job for job, base in began.items() if base in clean} - clean:
-        clean |= more
+    new = clean
+    while new := {job for base in new for job in folder.began_at.get(base, ())} - clean:
+        clean |= new
     return clean
 
 
@@ -312,21 +375,6 @@ def _draws_anew(config: Config, label: str) -> bool:
     return kind is not None and kind.lineage == "anew"
 
 
-def _bases(folder: RunFolder, seed: int) -> Iterator[tuple[Path, Path]]:
-    """Every job that says at which model it began, and which."""
-    for job, saved in _states(folder, seed):
-        if saved.base.model is not None:
-            yield job, Path(saved.base.model)
-
-
-def _states(folder: RunFolder, seed: int) -> Iterator[tuple[Path, SavedState]]:
-    """The saved states of a repetition by their jobs."""
-    for path, saved in folder.states():
-        job = path.relative_to(folder.path / "state").with_suffix("")
-        if job.parts[0] == str(seed):
-            yield job, saved
-
-
 @dataclass
 class _Look:
     """A look through a repetition's files for what carries one request.
@@ -334,7 +382,7 @@ class _Look:
     `clean` are the jobs that left it out.
     """
 
-    folder: RunFolder
+    folder: _ReadOnce
     seed: int
     request: str
     clients: Sequence[str]
@@ -372,20 +420,21 @@ class _Look:
         return f"{what} that was trained with it, or grew out of one that was"
 
     def _models(self) -> Iterator[Carrier]:
-        for path in sorted((self.folder.path / "models" / str(self.seed)).rglob("*.safetensors")):
+        for path in self.folder.found("models", self.seed, "*.safetensors"):
             job = path.relative_to(self.folder.path / "models").with_suffix("")
             if job not in self.clean:
                 yield self._carrier(f"models/{job.as_posix()}.safetensors", self._grew(job, "a model"), "model")
 
     def _jobs(self) -> Iterator[Carrier]:
         """States as a whole, and of clean ones the parts that come from before."""
-        for job, saved in _states(self.folder, self.seed):
+        for job, saved in self.folder.jobs(self.seed).items():
             file = f"state/{job.as_posix()}.safetensors"
             if job.name == "before" or saved.purged:
                 continue
             if job not in self.clean:
                 yield self._carrier(file, self._grew(job, "the state of a model"), "state")
-            for kept in self.folder.good_states(self.folder.path / file):
+            good, logs = self.folder.beside(file)
+            for kept in good:
                 what = self._grew(job, "an earlier state of a model")
                 yield self._carrier(kept.relative_to(self.folder.path).as_posix(), what, "state")
             train = job.parts[1:] == ("train",)
@@ -400,31 +449,29 @@ class _Look:
                     yield self._carrier(log, f"history for {label}: {what}", "history")
                 else:
                     yield self._carrier(file, f"history for {label}: {what}", "part", HISTORY)
-            for own_log in HistoryLog(self.folder.path / file).files():
+            for own_log in logs:
                 if saved.log is None or own_log.name != saved.log.file:
                     what = "history that no state counts any more"
                     yield self._carrier(own_log.relative_to(self.folder.path).as_posix(), what, "history")
             if job in self.clean:
-                groups = {name.partition("/")[0] for name in storage.names_of(self.folder.path / file)}
+                groups = {name.partition("/")[0] for name in self.folder.names_at(file)}
                 for group in sorted(g for g in groups if g not in _OWN):
                     yield self._carrier(file, f"what its method kept beside the model ({group})", "part", group)
 
     def _samples(self) -> Iterator[Carrier]:
-        top = self.folder.path / "samples" / str(self.seed)
-        for path in sorted(top.rglob("*")) if top.exists() else ():
-            job = path.relative_to(self.folder.path / "samples")
-            if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
-                continue
-            file, scores = f"samples/{job.as_posix()}", sorted(path.glob("*.safetensors"))
+        for job, scores in self.folder.samples(self.seed):
+            file = f"samples/{job.as_posix()}"
             if len(job.parts) == 2 and job not in self.clean:
                 yield self._carrier(file, "scores by a model that carries it", "samples")
             elif (
                 len(job.parts) > 2
                 and self._speaks_of_it(job)
-                and not all(self.request in left_out_at(one) for one in scores)
+                and not all(self.request in self.folder.left_out(one, WITHOUT) for one in scores)
             ):
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
-                apart = job.parts[1] != self.request and all(self.request in left_out_at(one, OVER) for one in scores)
+                apart = job.parts[1] != self.request and all(
+                    self.request in self.folder.left_out(one, OVER) for one in scores
+                )
                 yield self._carrier(file, what, "samples", self.request if apart else "")
 
     def _speaks_of_it(self, job: Path) -> bool:
@@ -436,13 +483,13 @@ class _Look:
         return "" if own else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
-        for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
+        for path in self.folder.found("undo", self.seed, "*.json"):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
             file, what = f"undo/{job.as_posix()}.json", "what came back of it when it was probed"
             if job.parts[1] in (self.request, *self.overlapping):
                 yield self._carrier(file, what, "undo")
-            elif self.differences is not None and self.request not in left_out(path):
-                probe = read_at(path)
+            elif self.differences is not None and self.request not in self.folder.left_out_of_probe(path):
+                probe = self.folder.probe(path)
                 if probe is None and self._speaks_of_it(job):  # of a layout that this version cannot cut
                     yield self._carrier(file, what + self._among_others(job.parts[1]), "undo")
                 elif probe is not None and self.differences.of_probe(probe) != probe:
@@ -450,8 +497,8 @@ class _Look:
 
     def _studies(self) -> Iterator[Carrier]:
         """What older versions computed from a model with it."""
-        for path in study_results.study_files(self.folder):
-            jobs = [job for job in study_results.studied(path) if job.seed == self.seed]
+        for path, studied in self.folder.studied():
+            jobs = [job for job in studied if job.seed == self.seed]
             if any(job.path not in self.clean for job in jobs):
                 what = "numbers computed from a model that carries it"
                 yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")
@@ -465,13 +512,13 @@ class _Look:
 
     def _trajectory(self) -> Iterator[Carrier]:
         """Means from which one over a few of its rows follows."""
-        if self.differences is not None and self.differences.of_trajectory():
+        if self.differences is not None and self.differences.of_trajectory:
             what = "how right models were on fewer than 10 of its rows, as it stands there or by subtraction"
             yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)
 
     def _statistics(self) -> Iterator[Carrier]:
         """Running statistics that went on from the model before, in models without it."""
-        states = dict(_states(self.folder, self.seed))
+        states = self.folder.jobs(self.seed)
         for job in sorted(self.clean):
             file = f"models/{job.as_posix()}.safetensors"
             if (names := _carried(states, job, self.clean)) and (self.folder.path / file).exists():

@@ -95,8 +95,11 @@ class Differences:
         self._saved = cache(folder.saved)
         self._lines = folder.lines() if self.atoms or self._parted else []
         self._scopes = {Job(*job_of(line)).path: _scope(line) for line in self._lines}
-        self.unsaid = {line["request"] for line in self._lines if self.of(line).get(BEFORE) == AMONG}
+        made = [(line, self.of(line)) for line in self._lines]
+        self.unsaid = {line["request"] for line, less in made if less.get(BEFORE) == AMONG}
         """Whose lines do not say what Validation was before."""
+        self.of_trajectory = any(less != line for line, less in made)
+        """Whether a number of the trajectory must go."""
 
     def _atom(self, request: str, names: Iterable[str], left: bool = False, deleted: bool = False) -> Atom:
         rows, held = self._rows.get(request), self._held.get(request)
@@ -186,10 +189,6 @@ class Differences:
         if at_first or any(inside & atom.names for atom in self.atoms if atom.why):
             return probe.model_copy(update={"measured": _without(probe.measured)})
         return probe
-
-    def of_trajectory(self) -> bool:
-        """Whether a number of the trajectory must go."""
-        return any(self.of(line) != line for line in self._lines)
 
 
 def _same(one: Request, other: Request) -> bool:

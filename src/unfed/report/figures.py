@@ -145,10 +145,10 @@ def series_lines(
 
 
 def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
-    """One bar per method, up to the round its rule reports; None where nothing was measured."""
+    """One bar per method, up to the round its rule reports; None where fewer than two were measured."""
     spent = [(row, row.costs[cost].mean) for row in rows if not row.is_before]
     bars = [(name_of(row.method), value, row) for row, value in spent if is_measured(value)]
-    if not bars or not any(value for _, value, _ in bars):
+    if len(bars) < 2 or not any(value for _, value, _ in bars):
         return None
     title, write = words.cost(cost)
     number = styles([row.method for row in rows])

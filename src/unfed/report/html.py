@@ -41,6 +41,8 @@ from unfed.values import is_measured
 
 
 CELLS = 48  # of a strip; more rounds share a cell
+PICTURED = 20
+"""How many requests have curves and costs drawn, the newest: a thousand would make a page of a hundred megabytes."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +271,20 @@ def render(run: RunInfo, lines: Sequence[Line], *, rule: str = "last") -> str:
     """
     named(rule)
     by_rule = {name: rows(lines, name, recovered_within=run.recovered_within) for name in RULES}
+    own = {name: by_request(found) for name, found in by_rule.items()}
     served_first = sorted(asked(run, lines).values(), key=lambda one: one.state is None)  # then what was only compared
+    newest = {one.id for one in sorted(served_first, key=lambda one: one.created or "")[-PICTURED:]}
+    grouped = trajectories(lines)
     parts = [
-        request_part(run, index, request, {n: _of(found, request.id) for n, found in by_rule.items()}, lines, rule)
+        request_part(
+            run,
+            index,
+            request,
+            {name: found.get(request.id, []) for name, found in own.items()},
+            grouped.get(request.id, {}),
+            rule,
+            pictured=request.id in newest,
+        )
         for index, request in enumerate(served_first)
     ]
     measured, words = [part for part in parts if part.tables["last"].body], words_of(run)
@@ -311,8 +324,12 @@ def seeds_of(run: RunInfo, lines: Sequence[Line]) -> list[int]:
     return [*run.seeds] or sorted({line["seed"] for line in lines})
 
 
-def _of(found: Sequence[Row], request: str) -> list[Row]:
-    return [row for row in found if row.request == request]
+def by_request(found: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each request."""
+    grouped: dict[str, list[Row]] = {}
+    for row in found:
+        grouped.setdefault(row.request, []).append(row)
+    return grouped
 
 
 def request_part(
@@ -320,12 +337,12 @@ def request_part(
     index: int,
     request: RequestInfo,
     by_rule: Mapping[str, Sequence[Row]],
-    lines: Sequence[Line],
+    methods: Mapping[str, BySeed],
     rule: str,
+    pictured: bool = True,
 ) -> RequestPart:
-    """Everything the template shows of one request."""
+    """Everything the template shows of one request; no curves and costs where it is not `pictured`."""
     shown, on_disk, words = by_rule[rule], by_rule["last"], words_of(run)
-    methods = trajectories(lines).get(request.id, {})
     numbers = figures.styles(list(methods))
     tried = [probe for probe in run.undo if probe.request == request.id]
     undoing, drawn = UndoSection.of(tried, _untried(run, request, on_disk)), bars(request, on_disk, numbers)
@@ -333,7 +350,7 @@ def request_part(
         figures.curves(methods, metric, name=f"curve-{index}-{metric}", unit=words.unit)
         or MissingPicture(title, _reason(shown, metric))
         for metric, title in figures.CURVES.items()
-        if metric != "backdoor" or has(shown, metric)
+        if pictured and (metric != "backdoor" or has(shown, metric))
     ]
     return RequestPart(
         index=index,
@@ -351,7 +368,7 @@ def request_part(
         shown=shown,
         curves=curves,
         trade=pictures(figures.gap_by_cost, shown, words.columns, f"trade-{index}", words),
-        costs=pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}", words),
+        costs=pictures(figures.cost_bars, shown, figures.COST_BARS if pictured else (), f"cost-{index}", words),
         undoing=undoing,
         undo_pictures=figures.undo_pictures(tried, f"undo-{index}"),
         sure=sure_part(run.population.get(request.id), f"sure-{index}"),
