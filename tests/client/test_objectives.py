@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from unfed.client.batch import Batch
-from unfed.client.objectives import OBJECTIVES, distil, find
+from unfed.client.objectives import OBJECTIVES, distil, find, nll
 
 ROWS, CLASSES = 6, 5
 
@@ -33,6 +37,18 @@ def batch() -> Batch:
 
 def logits(seed: int) -> Tensor:
     return 8 * torch.randn(ROWS, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_cross_entropy_has_the_bits_of_pytorch_s_and_spares_an_import(tmp_path: Path) -> None:
+    """In a map PyTorch's own imports sympy, which takes longer than a round of digits."""
+    own, y = torch.stack([logits(1), logits(2)]).requires_grad_(), torch.tensor([0, 4, 2, 2, 1, 3])
+    found = [f(own, torch.stack([y, y])) for f in (vmap(nll), vmap(partial(F.cross_entropy, reduction="none")))]
+    mine, theirs = (torch.autograd.grad(value.sum(), own)[0] for value in found)
+    assert torch.equal(*found) and torch.equal(mine, theirs)
+    code = "import sys, torch; from unfed.client.objectives import nll; zeros = torch.zeros(2, 3, 4)"
+    code += "; torch.func.vmap(nll)(zeros, zeros[..., 0].long()); print('sympy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])

@@ -12,6 +12,7 @@ from torch import nn
 
 from unfed.errors import UnfedError
 from unfed.model import networks
+from unfed.model.networks.cnn import HalvingPool
 from unfed.model.params import params_of
 
 CIFAR = (3, 32, 32)
@@ -264,3 +265,16 @@ def test_patches_are_the_convolution_they_stand_for() -> None:
     found = torch.autograd.grad((layer(x) * weights).sum(), wanted)
     for one, other in zip(found, torch.autograd.grad((plain * weights).sum(), wanted), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 8, 8), (2, 4, 7, 9), (3, 2, 5, 4, 6)])
+def test_the_pool_of_evaluation_is_pytorch_s_bit_for_bit(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).relu()  # zeros: ties
+    x.view(-1)[0] = torch.nan
+    pool, want = HalvingPool(2), torch.nn.functional.max_pool2d(x.flatten(0, -4), 2)
+    with torch.no_grad():
+        found = pool(x)
+    assert torch.equal(found.flatten(0, -4).nan_to_num(7), want.nan_to_num(7))
+    assert torch.equal(pool(x.flatten(0, -4)).nan_to_num(7), want.nan_to_num(7)), (
+        "the same where gradients are asked for"
+    )

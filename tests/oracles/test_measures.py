@@ -23,6 +23,7 @@ from unfed.client.optimiser import plateau
 from unfed.client.plan import term
 from unfed.data import Request, partition
 from unfed.data.scope import own_marks
+from unfed.measures import attacks as loss_attack
 from unfed.measures.attacks import membership_inference
 from unfed.measures.population import attacks, distances, intervals
 from unfed.measures.population.intervals import over_models, over_models_and_rows, permuted
@@ -49,6 +50,14 @@ def test_the_loss_attack_is_a_logistic_regression_on_one_loss() -> None:
     expected = plain.mia(np.array(first), np.array(second), splits)
     assert 51 < expected < 99
     assert membership_inference(forget, test, seed=5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [10, 13, 16, 25, 60, 117])
+def test_the_splits_are_those_of_scikit_learn_s_stratified_shuffle(n: int) -> None:
+    labels = np.repeat([0, 1], n)
+    splitter = StratifiedShuffleSplit(10, test_size=0.1, random_state=rng.key("membership", "splits", 5) % 2**32)
+    for place, lines in enumerate(zip(*splitter.split(labels[:, None], labels), strict=True)):
+        assert np.array_equal(np.stack(lines), loss_attack._splits(n, 5)[place])
 
 
 def test_the_entropy_attack_weighs_its_two_classes_alike() -> None:

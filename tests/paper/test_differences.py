@@ -111,7 +111,7 @@ def test_what_the_page_says_of_vit_is_what_was_kept() -> None:
     fcu, fresh = (jobs[f"0/client-0-leaves/{name}"] for name in ("fcu", "retrain"))
     assert f"right on {fcu['retain'][0]:.1f} % of the retained rows" in said
     reached = fresh["test"][fresh["round"].index(60)]
-    assert f"60 rounds bring Test to {fcu['test'][-1]:.1f}; a fresh model reaches {reached:.1f}." in said
+    assert f"60 rounds bring Test to {fcu['test'][-1]:.1f} (a fresh model: {reached:.1f})." in said
     for name in ("86392d2baa10", "7f79d99d33a5", "6326c8c55c55"):
         rows = {
             row.method: row
@@ -443,7 +443,7 @@ def test_what_the_page_says_of_long_retrains_is_what_was_tried() -> None:
     assert f"4,000 instead of 2,000 rounds give {long['as the preset'][4000]['test']:.2f}" in page
     (kept,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
     end = fmean(own["test"][-1] for job, own in record.read(kept).jobs.items() if job.endswith("/not"))
-    assert f"{end:.2f} after its last\nround" in page
+    assert f"{end:.2f} after its last round" in page
 
 
 def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:

@@ -59,10 +59,20 @@ def find(name: str) -> Objective:
     return OBJECTIVES[name]
 
 
+def nll(logits: Tensor, y: Tensor) -> Tensor:
+    """−log softmax(z)_y.
+
+    On a CPU not PyTorch's own: its first call in a map imports sympy, which takes half a second.
+    """
+    if logits.device.type != "cpu":
+        return F.cross_entropy(logits, y, reduction="none")
+    return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
 @objective("ce", draws=False)
 def cross_entropy(net: Net, batch: Batch, models: Models) -> Tensor:
     """Cross-entropy with the true label: −log softmax(z)_y."""
-    return F.cross_entropy(net(batch.x), batch.y, reduction="none")
+    return nll(net(batch.x), batch.y)
 
 
 @objective("ascend", draws=False)
@@ -83,7 +93,7 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
         drawn = (batch.y + 1 + rng.below(batch.draws, classes - 1)) % classes
     else:
         drawn = rng.below(batch.draws, classes)
-    return F.cross_entropy(logits, drawn, reduction="none")
+    return nll(logits, drawn)
 
 
 @objective("bad_teacher", forwards=2, draws=False)
@@ -107,7 +117,7 @@ def guided(net: Net, batch: Batch, models: Models) -> Tensor:
     """
     with torch.no_grad():
         taught = models["phi"](batch.x).argmax(-1)
-    return F.cross_entropy(net(batch.x), torch.where(batch.forget, taught, batch.y), reduction="none")
+    return nll(net(batch.x), torch.where(batch.forget, taught, batch.y))
 
 
 @objective("contrast", forwards=2, draws=False)
@@ -150,7 +160,7 @@ def led(net: Net, batch: Batch, models: Models, weight: float = 10.0, away: str 
             rows = models.tensors("teacher")[away]
             taught = taught - taught @ rows.T @ rows
     logits, own = net.with_features(batch.x)
-    return F.cross_entropy(logits, batch.y, reduction="none") + weight * (1 - _cosine(own.flatten(1), taught))
+    return nll(logits, batch.y) + weight * (1 - _cosine(own.flatten(1), taught))
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ The triggers never depend on what a config says was planted, so one unlike all o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -103,18 +104,34 @@ def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[
 
 @lru_cache(maxsize=8)
 def _splits(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out, one line per split.
+    """Row numbers to train on and to hold out, one line per split of n rows of one class and n of another.
 
-    They are cached, because every evaluated round asks again.
+    They are those of scikit-learn's StratifiedShuffleSplit, whose import takes longer than all splits. They are
+    cached, because every evaluated round asks again.
     """
-    # Imported where it is used: it takes a second, and a Flower client's process starts again for every message.
-    from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
-
-    labels = np.repeat(np.array([0, 1]), n)
-    state = rng.key("membership", "splits", seed) % rng.WORD
-    splitter = StratifiedShuffleSplit(n_splits=FOLDS, test_size=HELD_OUT, random_state=state)
-    train, held_out = zip(*splitter.split(np.zeros((labels.size, 1)), labels), strict=True)
+    draw = np.random.RandomState(rng.key("membership", "splits", seed) % rng.WORD)
+    both, train, held_out = np.array([n, n]), [], []
+    for _ in range(FOLDS):
+        kept = _shares(both, 2 * n - math.ceil(HELD_OUT * 2 * n), draw)
+        given = _shares(both - kept, int((both - kept).sum()), draw)
+        orders = [draw.permutation(n), n + draw.permutation(n)]
+        train.append(np.concatenate([order[:k] for order, k in zip(orders, kept, strict=True)]))
+        held_out.append(np.concatenate([o[k : k + g] for o, k, g in zip(orders, kept, given, strict=True)]))
+        train[-1], held_out[-1] = draw.permutation(train[-1]), draw.permutation(held_out[-1])
     return np.stack(train), np.stack(held_out)
+
+
+def _shares(counts: NDArray[np.int64], drawn: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+    """How many of each class are drawn: by share, then by the larger remainder, ties by chance."""
+    share = counts / counts.sum() * drawn
+    taken = np.floor(share)
+    remainders = share - taken
+    for value in np.unique(remainders)[::-1]:
+        (places,) = np.nonzero(remainders == value)
+        if left := int(drawn - taken.sum()):
+            taken[draw.choice(places, min(len(places), left), replace=False)] += 1
+    counted: NDArray[np.int64] = taken.astype(np.int64)
+    return counted
 
 
 def _fit(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -105,12 +105,17 @@ def sharing(entry: Entry, entries: Sequence[Entry], world: World, out: Sequence[
     They stand in the order in which they were asked. Each must have rows of its own beside the others and those that
     are out: one whose rows are all another's has its turn alone.
     """
-    found = [entry]
-    for other in entries:
-        if other.number != entry.number and may_share(other, entry):
-            more = [*(one.request for one in found), other.request]
-            if all(world.holds(one, [*out, *(rest for rest in more if rest is not one)]) for one in more):
-                found.append(other)
+
+    def apart(members: Sequence[Entry]) -> bool:
+        asked = [one.request for one in members]
+        return all(world.holds(one, [*out, *(rest for rest in asked if rest is not one)]) for one in asked)
+
+    others = [one for one in entries if one.number != entry.number and may_share(one, entry)]
+    found = [entry, *others]
+    if not apart(found):  # rare: then each is tried beside those before it
+        found = [entry]
+        for other in others:
+            found += [other] if apart([*found, other]) else []
     return sorted(found, key=lambda one: one.number)
 
 

@@ -46,7 +46,7 @@ from unfed.runs.world import cores
 LINES = "cells.jsonl"
 TRIES = 3
 """So many workers may be killed at one cell."""
-READY = ["unfed.runs.run", "sklearn.model_selection", "torch.fx.experimental.symbolic_shapes"]
+READY = ["unfed.runs.run"]
 """What the processes of cells need, seconds of imports: it is imported once, in the process that begins them."""
 Said = Callable[[str, int, int], None]
 """(kind, round, rounds): how far the work is."""
