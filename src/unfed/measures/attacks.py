@@ -104,7 +104,7 @@ def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[
 
 @lru_cache(maxsize=8)
 def _splits(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out, one line per split of n rows of one class and n of another.
+    """Row numbers to train on and to hold out, one line per split of two classes of n rows.
 
     They are those of scikit-learn's StratifiedShuffleSplit, whose import takes longer than all splits. They are
     cached, because every evaluated round asks again.
