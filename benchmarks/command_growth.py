@@ -141,9 +141,9 @@ def table(record: Path) -> str:
 
 
 def slope(seconds: Sequence[float]) -> str:
-    """The exponent over the last ten-fold step, beyond what the smallest size takes; "flat" below 0.2 seconds."""
+    """The exponent over the last ten-fold step, beyond what the smallest size takes; "flat" below half a second."""
     first, before, last = seconds[0], seconds[-2], seconds[-1]
-    if last - first < 0.2:
+    if last - first < 0.5:
         return "flat"
     return f"{math.log10((last - first) / max(before - first, 0.02)):.1f}"
 
