@@ -7,7 +7,7 @@
     products    channels last; a convolution is a product of unfolded images (`bmm`), the pool two maxima
     mixed       the same products; PyTorch's layer norm and max-pool, which has a fast path for channels last
 
-Only forward and backward are timed: each variant ten times, in turns, best of them. All gradients agree to 1e-6 in the mean.
+Only forward and backward are timed: ten times, in turns, best of them. Gradients agree to 1e-6 in the mean.
 """
 
 from __future__ import annotations
