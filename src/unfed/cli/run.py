@@ -48,7 +48,7 @@ def demo(
     """Train ten clients, plant a backdoor, forget it in three ways.
 
     Client 0 plants the backdoor and must leave. A table and an HTML report compare NoT, fine-tuning and Retrain. It
-    takes about a minute.
+    takes about half a minute.
     """
     from unfed.cli import display
     from unfed.config.config import Config
