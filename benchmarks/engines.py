@@ -37,10 +37,11 @@ Round = Callable[[], Params]
 # --- contestants ------------------------------------------------------------------------------------------------------
 
 
-def plain(work: Workload) -> Round:
+def plain(work: Workload, autocast: torch.dtype | None = None, compile: bool = False) -> Round:
     """A loop as one writes it: one module, one optimiser per client; images that are not augmented are prepared as
     floats beforehand."""
     module = work.fresh().to(work.device)
+    network = torch.compile(module) if compile else module
     state = {n: t.detach().clone() for n, t in module.state_dict().items()}
     data = [work.batches(client) for client in work.clients.values()]
     total = sum(len(batches) for batches in data)
@@ -55,7 +56,9 @@ def plain(work: Workload) -> Round:
             for begin in range(0, len(batches), work.batch):
                 x, y = batches(order[begin : begin + work.batch])
                 optimiser.zero_grad()
-                F.cross_entropy(module(x), y).backward()
+                with torch.autocast(work.device.type, autocast, enabled=autocast is not None):
+                    loss = F.cross_entropy(network(x), y)
+                loss.backward()
                 optimiser.step()
             for name, value in module.state_dict().items():
                 new[name] += (value - state[name]) * (len(batches) / total)

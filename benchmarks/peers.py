@@ -18,7 +18,7 @@ from unfed.model.params import Params
 from workload import Workload
 
 
-def pfl(work: Workload) -> Callable[[], Params]:
+def pfl(work: Workload, autocast: torch.dtype | None = None) -> Callable[[], Params]:
     """Apple's pfl-research 0.6.0: FederatedAveraging on its SimulatedBackend."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -31,7 +31,12 @@ def pfl(work: Workload) -> Callable[[], Params]:
     from pfl.model.pytorch import PyTorchModel
 
     module: Any = work.fresh().to(work.device)
-    module.loss = lambda x, y, **_: F.cross_entropy(module.train()(x), y)
+
+    def loss(x: torch.Tensor, y: torch.Tensor, **_: Any) -> torch.Tensor:
+        with torch.autocast(work.device.type, autocast, enabled=autocast is not None):
+            return F.cross_entropy(module.train()(x), y)
+
+    module.loss = loss
     module.metrics = lambda x, y, **_: {"loss": Weighted(0.0, len(y))}
     data = {name: work.batches(client) for name, client in work.clients.items()}
 

@@ -122,6 +122,13 @@ def digits(clients: int = 10, beta: float | None = None, model: str = "cnn-small
     return Workload("digits", model, held, data.train, data.test, 16, lr, torch.device("cpu"))
 
 
+def cifar10(device: torch.device, clients: int = 10, model: str = "cnn", batch: int = 64) -> Workload:
+    """The real images, from `UNFED_DATA`; 80 % of each client's are trained on."""
+    data = load("cifar10", device=device)
+    assert isinstance(data.train, TensorSource) and isinstance(data.test, TensorSource)
+    return Workload("cifar10", model, deal(data.train, clients, None, None), data.train, data.test, batch, 0.01, device)
+
+
 def synthetic(
     device: torch.device,
     clients: int = 10,
