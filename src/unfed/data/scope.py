@@ -249,27 +249,34 @@ def mark(
     names = {client.name: k for k, client in enumerate(clients)}
     united: Marks = {}
     for request in requests:
-        # Drawn from the clients' rows alone, never from earlier marks: that is what makes marking idempotent.
         if request not in known:
-            known[request] = _SCOPES[request.kind](clients, names, request, seed)
-        concerned = known[request]
-        if not any(bool(marks[clients[k].train].any()) for k, marks in concerned.items()):
-            if request.fraction is not None:
-                most = max((len(client.train) for client in clients), default=0)
-                raise UnfedError(
-                    f"Request {request.id!r} asks for {request.fraction:g} of every client's rows, which is less than"
-                    f" one of {most}; ask for a larger fraction."
-                )
-            raise UnfedError(
-                f"Request {request.id!r} names no training row, so its forget set is empty and there is nothing to"
-                " unlearn; check what it asks for."
-            )
-        for k, marks in concerned.items():
+            known[request] = _named(clients, names, request, seed)
+        for k, marks in known[request].items():
             united[k] = united[k] | marks if k in united else marks
     marked = [replace(c, forget=c.forget | united[k]) if k in united else c for k, c in enumerate(clients)]
     if requests and not any(len(client.view("retain")) for client in marked):
         raise UnfedError("The requests would remove every training row of every client; ask for less.")
     return tuple(marked)
+
+
+def _named(clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int) -> Marks:
+    """The rows that a request names, of the clients that hold any; refused if none of them is trained on.
+
+    They are drawn from the clients' rows alone, never from earlier marks: that is what makes marking idempotent.
+    """
+    found = {k: marks for k, marks in _SCOPES[request.kind](clients, names, request, seed).items() if marks.any()}
+    if any(bool(marks[clients[k].train].any()) for k, marks in found.items()):
+        return found
+    if request.fraction is not None:
+        most = max((len(client.train) for client in clients), default=0)
+        raise UnfedError(
+            f"Request {request.id!r} asks for {request.fraction:g} of every client's rows, which is less than one of"
+            f" {most}; ask for a larger fraction."
+        )
+    raise UnfedError(
+        f"Request {request.id!r} names no training row, so its forget set is empty and there is nothing to unlearn;"
+        " check what it asks for."
+    )
 
 
 def own_marks(client: ClientData, requests: Sequence[Request], seed: int) -> Tensor:

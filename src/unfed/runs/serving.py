@@ -46,6 +46,7 @@ from unfed.runs.description import describe_request, method_facts
 from unfed.runs.progress import Watch
 from unfed.runs.together import (
     HandedOver,
+    JobRounds,
     MethodTurn,
     SharedRecovery,
     Worker,
@@ -322,10 +323,13 @@ class Queue:
         run.score_before(entry.seed, requests, params, base=base)
         turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, batch, began_with)
         after = run.unlearn(turn, watch).params
-        for one in () if batch.shared is None else batch.waiting:
-            own = self._scope(batch, one)
-            run.score_before(one.seed, own, params, base=base)
-            hand_over(self._folder, run.world(one.seed), batch, one, HandedOver(params, after, own, began_with))
+        if batch.shared is not None:
+            rounds = JobRounds.of(self._folder, Job(entry.seed, batch.shared, entry.method))
+            for one in batch.waiting:
+                own = self._scope(batch, one)
+                run.score_before(one.seed, own, params, base=base)
+                turned = HandedOver(params, after, own, began_with, rounds)
+                hand_over(self._folder, run.world(one.seed), batch, one, turned)
         return [(one, self._judge(batch, one, params, after)) for one in batch.waiting]
 
     def _scope(self, batch: SharedRecovery, entry: Entry) -> list[Request]:

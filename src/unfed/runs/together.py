@@ -170,10 +170,9 @@ def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Ent
         notes, evaluator, round = JobNotes.from_json(whole.diary.to_json()), world.evaluator(turn.requests), whole.round
         seen, before = evaluator(turn.after), evaluator.validation(turn.before)
         at = trajectory.Point(own.seed, own.request, own.label, round)
-        asked, refused = _rounds_of(folder, shared, whole.start)
         costs = notes.ledger.to_json()
         said: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
-        said |= {"asked": asked, "refused": refused}
+        said |= {"asked": turn.rounds.asked, "refused": turn.rounds.refused}
         line = trajectory.line(at, seen.numbers, before, costs, **said)
         folder.save_samples(own, round, seen.samples, turn.requests)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
@@ -194,17 +193,24 @@ class HandedOver:
     requests: Sequence[Request]
     """Those that are out, the others that share, and last the one that is looked at."""
     base: Mapping[str, Any]
+    rounds: JobRounds
 
 
-def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[str]], list[trajectory.RefusedUpdate]]:
+@dataclass(frozen=True)
+class JobRounds:
     """Who was asked, and whose updates were refused, in all rounds of a job's present start."""
-    asked: dict[str, list[str]] = {}
-    refused: list[trajectory.RefusedUpdate] = []
-    for line in folder.lines():
-        if trajectory.job_of(line) == job.key and line.get("start", 1) == start:
-            asked |= line.get("asked") or {}
-            refused += line.get("refused") or []
-    return asked, refused
+
+    asked: dict[str, list[str]]
+    refused: list[trajectory.RefusedUpdate]
+
+    @classmethod
+    def of(cls, folder: RunFolder, job: Job) -> JobRounds:
+        found, saved = cls({}, []), folder.saved(job)
+        for line in folder.lines():
+            if trajectory.job_of(line) == job.key and saved is not None and line.get("start", 1) == saved.start:
+                found.asked.update(line.get("asked") or {})
+                found.refused.extend(line.get("refused") or [])
+        return found
 
 
 def shared_requests(entries: Sequence[Entry]) -> list[Request]:
