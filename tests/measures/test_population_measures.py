@@ -551,6 +551,21 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     assert all(sum(shares) == pytest.approx(1.0, abs=1e-4) for shares in found["distributions"]["shares"].values())
 
 
+class WrongInTheFirstHalf(Made):
+    """Its FT is wrong on every row in the first half of the models, and right on most in the second."""
+
+    def logits(self, kind: str, group: str) -> Floats:
+        found = super().logits(kind, group)
+        if kind == "ft":
+            found[: self._models // 2, :, 0] = -9.0
+        return found
+
+
+def test_judged_are_the_models_on_which_no_attack_was_fitted() -> None:
+    found = judge(WrongInTheFirstHalf(16, 60, shift=2.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
+    assert min(found["methods"]["ft"]["accuracy"].values()) > 75
+
+
 def test_judging_twice_gives_the_same() -> None:
     quick = Resampling(draws=10, permutations=10)
     assert judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=quick) == judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=quick)

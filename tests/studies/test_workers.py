@@ -81,6 +81,20 @@ def refuses(said: Said) -> None:
     raise UnfedError("It cannot be trained.")
 
 
+def threads_there(said: Said) -> int:
+    return torch.get_num_threads()
+
+
+def test_a_worker_computes_on_the_threads_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    try:
+        cell = GridCell("a", threads_there)
+        assert grid._on_worker(cell, None, str(tmp_path), ".", before + 1) == ["", before + 1]
+    finally:
+        torch.set_num_threads(before)
+
+
 # --- killed workers ---------------------------------------------------------------------------------------------------
 
 

@@ -227,6 +227,7 @@ FORGED += [
     ("accepted in silence", lambda f: f.leaf("gate").update(accepted=True), "another outcome of the gate"),
     ("no gate", lambda f: f.findings.update(gate={}), "another outcome of the gate"),
     # the log
+    ("in force in 2020", lambda f: f.leaf("in-force").update(at="2020-01-01T00:00:00Z"), "says another date than the"),
     ("not fulfilled", lambda f: f.leaf("state").update(state="denied"), "does not say that this request is fulfilled"),
     ("no log", lambda f: without_log(f), "proofs without their log"),
     ("an origin of two lines", lambda f: f.end.update(origin="log\nProven"), "log's origin is no name"),

@@ -80,6 +80,8 @@ def test_whoever_is_not_in_a_sorted_list_is_shown_to_be_absent() -> None:
             else:
                 proof = log.absence(present, stranger)
                 assert verifier.absent(stranger, proof, {"size": count, "root": top.hex()})
+                other_tree = proof | {"size": count + 1}
+                assert not verifier.absent(stranger, other_tree, {"size": count, "root": top.hex()})
             for other in present:  # no proof for one stranger hides a member
                 if stranger not in present:
                     proof = log.absence(present, stranger)
