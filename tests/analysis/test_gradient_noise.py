@@ -34,6 +34,8 @@ def small() -> tuple[Template, TensorSource]:
 def test_the_noise_is_what_every_gradient_and_the_whole_hessian_say(small: tuple[Template, TensorSource]) -> None:
     template, source = small
     params = {n: t.detach() for n, t in params_of(template.module).items()}
+    lopsided = torch.tensor([1.0, -1.0], dtype=torch.float64)  # so that the mean of the gradients is far from zero
+    params |= {"2.bias": params["2.bias"] + lopsided}
     rows = torch.arange(30)
     x, y = source.fetch(rows, None)
     names = list(params)
