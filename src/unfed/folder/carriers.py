@@ -205,7 +205,7 @@ class _ReadOnce(RunFolder):
         self.names_at = cache(lambda file: sorted(storage.names_of(self.path / file)))
         self.left_out = cache(lambda path, said: frozenset(left_out_at(path, said)))
         self.left_out_of_probe, self.probe = cache(left_out), cache(read_at)
-        self.found = cache(lambda top, seed, kind: sorted((self.path / top / str(seed)).rglob(kind)))
+        self.found = cache(self._found)
         self.studied = cache(lambda: [(path, study_results.studied(path)) for path in study_results.study_files(self)])
         self.beside = cache(lambda file: (self.good_states(self.path / file), HistoryLog(self.path / file).files()))
 
@@ -247,12 +247,18 @@ class _ReadOnce(RunFolder):
                 found.setdefault(Path(saved.base.model), []).append(job)
         return found
 
-    def _samples(self, seed: int) -> list[tuple[Path, list[Path]]]:
-        """The jobs of whose models scores are kept, with their files."""
+    def _found(self, top: str, seed: int, kind: str) -> list[tuple[Path, str, Path]]:
+        """The jobs that have a file of a kind, with its name in the folder, and itself."""
+        files = sorted((self.path / top / str(seed)).rglob(kind))
+        inside = [path.relative_to(self.path / top) for path in files]
+        return [(job.with_suffix(""), f"{top}/{job.as_posix()}", path) for job, path in zip(inside, files, strict=True)]
+
+    def _samples(self, seed: int) -> list[tuple[Path, str, list[Path]]]:
+        """The jobs of whose models scores are kept, each with its folder's name and its files."""
         files: dict[Path, list[Path]] = {}
-        for path in self.found("samples", seed, "*.safetensors"):
-            files.setdefault(path.parent.relative_to(self.path / "samples"), []).append(path)
-        return sorted(files.items())
+        for job, _, path in self.found("samples", seed, "*.safetensors"):
+            files.setdefault(job.parent, []).append(path)
+        return [(job, f"samples/{job.as_posix()}", own) for job, own in sorted(files.items())]
 
 
 def influence(folder: RunFolder, book: Book) -> list[Carrier]:
@@ -420,10 +426,9 @@ class _Look:
         return f"{what} that was trained with it, or grew out of one that was"
 
     def _models(self) -> Iterator[Carrier]:
-        for path in self.folder.found("models", self.seed, "*.safetensors"):
-            job = path.relative_to(self.folder.path / "models").with_suffix("")
+        for job, file, _ in self.folder.found("models", self.seed, "*.safetensors"):
             if job not in self.clean:
-                yield self._carrier(f"models/{job.as_posix()}.safetensors", self._grew(job, "a model"), "model")
+                yield self._carrier(file, self._grew(job, "a model"), "model")
 
     def _jobs(self) -> Iterator[Carrier]:
         """States as a whole, and of clean ones the parts that come from before."""
@@ -459,8 +464,7 @@ class _Look:
                     yield self._carrier(file, f"what its method kept beside the model ({group})", "part", group)
 
     def _samples(self) -> Iterator[Carrier]:
-        for job, scores in self.folder.samples(self.seed):
-            file = f"samples/{job.as_posix()}"
+        for job, file, scores in self.folder.samples(self.seed):
             if len(job.parts) == 2 and job not in self.clean:
                 yield self._carrier(file, "scores by a model that carries it", "samples")
             elif (
@@ -483,9 +487,8 @@ class _Look:
         return "" if own else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
-        for path in self.folder.found("undo", self.seed, "*.json"):
-            job = path.relative_to(self.folder.path / "undo").with_suffix("")
-            file, what = f"undo/{job.as_posix()}.json", "what came back of it when it was probed"
+        for job, file, path in self.folder.found("undo", self.seed, "*.json"):
+            what = "what came back of it when it was probed"
             if job.parts[1] in (self.request, *self.overlapping):
                 yield self._carrier(file, what, "undo")
             elif self.differences is not None and self.request not in self.folder.left_out_of_probe(path):

@@ -12,8 +12,9 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -183,6 +184,14 @@ class RunInfo(Description):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise UnfedError(f"This run cannot be shown: {where} is damaged ({first['msg']}).") from error
+
+    @cached_property
+    def carriers(self) -> Mapping[str, Sequence[Carrier]]:
+        """What still carries each request."""
+        found: dict[str, list[Carrier]] = {}
+        for one in self.influence or ():
+            found.setdefault(one.request, []).append(one)
+        return found
 
     @property
     def data(self) -> str:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from unfed.folder.folder import RunFolder
 from unfed.folder.layout import Undoing
 from unfed.measures import trajectory
 from unfed.measures.evaluator import FEWEST, GONE, PURGED, too_few
-from unfed.measures.trajectory import Line, job_of
+from unfed.measures.trajectory import JobKey, Line, job_of
 from unfed.records import Plain
 from unfed.requests.book import overlap, owners
 from unfed.requests.entry import Entry, Job
@@ -94,18 +94,28 @@ class Differences:
         self.atoms = [atom for atom in atoms if atom.retained]
         self._saved = cache(folder.saved)
         self._lines = folder.lines() if self.atoms or self._parted else []
-        self._scopes = {Job(*job_of(line)).path: _scope(line) for line in self._lines}
-        made = [(line, self.of(line)) for line in self._lines]
-        self.unsaid = {line["request"] for line, less in made if less.get(BEFORE) == AMONG}
-        """Whose lines do not say what Validation was before."""
-        self.of_trajectory = any(less != line for line, less in made)
-        """Whether a number of the trajectory must go."""
+        self._also = also
+        self._last = {_path(job_of(line)): line for line in self._lines}
 
     def _atom(self, request: str, names: Iterable[str], left: bool = False, deleted: bool = False) -> Atom:
         rows, held = self._rows.get(request), self._held.get(request)
         few = not left and (rows is None or 0 < rows < FEWEST)
         retained = (RETAIN if few else ()) + (VALIDATION if held is None or 0 < held < FEWEST else ())
         return Atom(request, frozenset(names), too_few(rows) if few else "", retained, deleted)
+
+    @cached_property
+    def unsaid(self) -> set[str | None]:
+        """Whose lines do not say what Validation was before."""
+        return {line["request"] for line in self._lines if self.of(line).get(BEFORE) == AMONG}
+
+    @cached_property
+    def of_trajectory(self) -> bool:
+        """Whether a number of the trajectory must go; a request's own lines tell soonest."""
+        return any(self.of(line) != line for line in sorted(self._lines, key=lambda one: one["request"] != self._also))
+
+    def _out_at(self, job: Path) -> frozenset[str]:
+        """The requests whose rows a job's last line does not count as retained."""
+        return _scope(self._last[job]) if job in self._last else frozenset()
 
     # --- lines ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +128,7 @@ class Differences:
         for atom in self.atoms:
             if atom.why:
                 self._forgotten(made, atom)
-            counted = base is not None and bool(atom.names & self._scopes.get(base, frozenset()))
+            counted = base is not None and bool(atom.names & self._out_at(base))
             if base is None or counted != bool(atom.names & _scope(line)):
                 _hide(made, atom.retained if begins else {BEFORE} & {*atom.retained}, AMONG)
         at_first = base is None or len(base.parts) == 2  # θ*
@@ -182,13 +192,18 @@ class Differences:
     def of_probe(self, probe: Undoing) -> Undoing:
         """A probe of another request without what it measured over hidden atoms."""
         job = Job(probe.seed, probe.request, probe.method)
-        inside = self._scopes.get(job.path, frozenset()) - {*probe.without}
+        inside = self._out_at(job.path) - {*probe.without}
         saved = self._saved(job)
         base = Path((saved and saved.base.model) or "")
         at_first = job.seed in self._parted and job.request not in self._compared and len(base.parts) < 3
         if at_first or any(inside & atom.names for atom in self.atoms if atom.why):
             return probe.model_copy(update={"measured": _without(probe.measured)})
         return probe
+
+
+@cache
+def _path(key: JobKey) -> Path:
+    return Job(*key).path
 
 
 def _same(one: Request, other: Request) -> bool:

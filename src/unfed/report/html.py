@@ -159,9 +159,7 @@ def refusals(lines: Sequence[Line]) -> list[RefusedLine]:
 def _carriers(run: RunInfo, request: RequestInfo) -> list[tuple[str, str]] | None:
     if run.influence is None:
         return None
-    return list(
-        dict.fromkeys((one.file, _named(one.file, one.what)) for one in run.influence if one.request == request.id)
-    )
+    return list(dict.fromkeys((one.file, _named(one.file, one.what)) for one in run.carriers.get(request.id, ())))
 
 
 def _named(file: str, what: str) -> str:
