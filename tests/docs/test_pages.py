@@ -36,7 +36,6 @@ RUN_BY = {
     "docs/how-to/libraries.md": "central/test_zoo.py",
     "docs/how-to/method.md": "docs/test_docs.py::test_the_method_of_the_how_to_keeps_the_contract",
     "docs/how-to/models.md": "docs/test_docs_data_models.py",
-    "docs/how-to/population.md": "measures/test_population_measures.py",
     "docs/how-to/results.md": "docs/test_product_docs.py::test_the_pages_python_on_results_runs",
     "docs/how-to/trust.md": "docs/test_trust_docs.py",
     "docs/for/nvflare.md": "nvflare/test_nvflare_unlearn.py::test_the_lines_of_the_pages_run",

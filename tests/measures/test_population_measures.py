@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -600,12 +599,3 @@ def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:
         judge(Made(5, 5, 1.0), {"ft": "FT"})
     with pytest.raises(UnfedError, match="The forget set is empty after selection"):
         judge(Made(6, 0, 1.0), {"ft": "FT"})
-
-
-def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/population.md").read_text(encoding="utf-8")
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, {})
-    assert (
-        "FT remembers: beside held-out rows it is surer of the forgotten rows than Retrain" in capsys.readouterr().out
-    )

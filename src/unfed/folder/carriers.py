@@ -196,13 +196,13 @@ class Carrier:
     """Which group of tensors, or of which request, where the rest of the file does not carry it."""
 
 
-class _ReadOnce(RunFolder):
+class ReadOnce(RunFolder):
     """A run folder for a look at many requests: each file is read once, however many of them ask for it."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(folder.path)
         self.samples = cache(self._samples)
-        self.names_at = cache(lambda file: sorted(storage.names_of(self.path / file)))
+        self.names_at = cache(lambda file: storage.names_of(self.path / file))
         self.left_out = cache(lambda path, said: frozenset(left_out_at(path, said)))
         self.left_out_of_probe, self.probe = cache(left_out), cache(read_at)
         self.found = cache(self._found)
@@ -264,7 +264,7 @@ class _ReadOnce(RunFolder):
 def influence(folder: RunFolder, book: Book) -> list[Carrier]:
     """Every file that still carries what a request takes out, and how."""
     found: list[Carrier] = []
-    folder, config = _ReadOnce(folder), book.config
+    folder, config = ReadOnce(folder), book.config
     for entry in (one for one in book.entries if one.accepted):
         found += carriers(folder, book, entry)
     compared = config.request_ids()
@@ -280,7 +280,7 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
 
     Of one that others had taken out before, it is what carries those.
     """
-    folder = folder if isinstance(folder, _ReadOnce) else _ReadOnce(folder)
+    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder)
     if entry.left_by:
         found = [one for other in _left_by(book, entry) for one in carriers(folder, book, other)]
         return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
@@ -316,12 +316,12 @@ def look(
 
     `clean` are the jobs that left them out, `compared` the requests of a comparison that did.
     """
-    return _Look(_ReadOnce(folder), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
+    return _Look(ReadOnce(folder), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
 def without(folder: RunFolder, book: Book, entry: Entry) -> set[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
-    folder = folder if isinstance(folder, _ReadOnce) else _ReadOnce(folder)
+    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder)
     if entry.left_by:
         others = [without(folder, book, other) for other in _left_by(book, entry)]
         return set.intersection(*others) if others else set()
@@ -388,7 +388,7 @@ class _Look:
     `clean` are the jobs that left it out.
     """
 
-    folder: _ReadOnce
+    folder: ReadOnce
     seed: int
     request: str
     clients: Sequence[str]

@@ -110,28 +110,15 @@ def _splits(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     cached, because every evaluated round asks again.
     """
     draw = np.random.RandomState(rng.key("membership", "splits", seed) % rng.WORD)
-    both, train, held_out = np.array([n, n]), [], []
+    size, train, held_out = 2 * n - math.ceil(HELD_OUT * 2 * n), [], []
     for _ in range(FOLDS):
-        kept = _shares(both, 2 * n - math.ceil(HELD_OUT * 2 * n), draw)
-        given = _shares(both - kept, int((both - kept).sum()), draw)
-        orders = [draw.permutation(n), n + draw.permutation(n)]
-        train.append(np.concatenate([order[:k] for order, k in zip(orders, kept, strict=True)]))
-        held_out.append(np.concatenate([o[k : k + g] for o, k, g in zip(orders, kept, given, strict=True)]))
-        train[-1], held_out[-1] = draw.permutation(train[-1]), draw.permutation(held_out[-1])
+        kept = [size // 2, size // 2]
+        if size % 2:
+            kept[int(draw.choice(2, 1, replace=False)[0])] += 1
+        orders = list(zip((draw.permutation(n), n + draw.permutation(n)), kept, strict=True))
+        train.append(draw.permutation(np.concatenate([order[:k] for order, k in orders])))
+        held_out.append(draw.permutation(np.concatenate([order[k:] for order, k in orders])))
     return np.stack(train), np.stack(held_out)
-
-
-def _shares(counts: NDArray[np.int64], drawn: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """How many of each class are drawn: by share, then by the larger remainder, ties by chance."""
-    share = counts / counts.sum() * drawn
-    taken = np.floor(share)
-    remainders = share - taken
-    for value in np.unique(remainders)[::-1]:
-        (places,) = np.nonzero(remainders == value)
-        if left := int(drawn - taken.sum()):
-            taken[draw.choice(places, min(len(places), left), replace=False)] += 1
-    counted: NDArray[np.int64] = taken.astype(np.int64)
-    return counted
 
 
 def _fit(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:

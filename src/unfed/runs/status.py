@@ -73,7 +73,8 @@ def in_force(run: Run, seed: int) -> InForce:
     served = tuple(entry.request.id for entry in in_order(entries))
     gone = [entry.request for entry in entries if entry.state == "fulfilled"]
     unsettled = [entry for entry in entries if entry.state != "fulfilled"]
-    spared = [e for e in unsettled if job.path in carriers.without(run.folder, book, e)]
+    folder = carriers.ReadOnce(run.folder)
+    spared = [e for e in unsettled if job.path in carriers.without(folder, book, e)]
     owed = tuple(entry.request.id for entry in unsettled if entry not in spared)
     never_saw = tuple(entry.request.id for entry in spared)
     compared = tuple(run.config.methods.run) if run.config.request and not served else ()
