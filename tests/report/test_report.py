@@ -357,6 +357,7 @@ def test_of_many_requests_the_newest_have_their_curves_drawn(monkeypatch: pytest
     assert 'id="curve-1-forget-title"' in page, "the newest"
     assert 'id="curve-0-forget-title"' not in page and 'id="curve-2-forget-title"' not in page
     assert page.count("Drawn for the newest requests only") == 2
+    assert page.count('<details class="inline" open>') == 3, "without bars, the costs stand there as numbers"
 
 
 @pytest.mark.figures
