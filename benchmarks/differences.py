@@ -35,14 +35,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from differences_kept import still_true
-from unfed import rng
+from unfed import plugins, rng
 from unfed.client.plan import Plan
 from unfed.client.scores import columns, moved, score
 from unfed.config.config import Config
 from unfed.engines.base import Block
 from unfed.methods import Retrain
+from unfed.model.networks.cnn import CNN, PRESETS
 from unfed.model.params import Params
 from unfed.paper.items import published
 from unfed.report.rules import trajectories
@@ -83,10 +85,19 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "no validation rows, dropout 0.7": ("partition.validation=0", "model.options={dropout=0.7}"),
     "no validation rows, weight decay 5e-3": ("partition.validation=0", "training.decay=5e-3"),
     "64-64, dropout 0.5": ("model.options={widths=[64, 64]}",),
+    "average pooling": ('model.name="differences:averaging"',),
 }
 """Where would Retrain stand still near the paper's row? By `--long` only, at full length; float32 by `--precision`."""
 CHANGES = VARIANTS | REGIMES
 KEPT = "momentum kept between rounds"
+
+
+def averaging(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The preset's network, with the mean of four values where it takes the largest."""
+    found = CNN(**PRESETS["cnn"], in_channels=shape[0], size=shape[1], classes=classes)
+    for part in range(1, found.depth + 1):
+        setattr(found, f"pool{part}", nn.AvgPool2d(2))
+    return found
 
 
 class Remembering:
@@ -255,7 +266,7 @@ def config_of(given: argparse.Namespace, name: str) -> Config:
 
 def row_of(given: argparse.Namespace, name: str) -> dict[str, object]:
     """The line of a variant, but for where and when it was made."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, plugins.allow_code():
         row = variant(config_of(given, name), name, given.rounds, Path(folder) / "run")
     return {**row, "preset": given.preset}
 
