@@ -59,7 +59,14 @@ from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 from unfed.values import Value, as_json, is_measured
 
-OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
+# What stands beside the paper's methods wherever it was run with them.
+OURS = {
+    "sealed": "Sealed",
+    "retrain-cycle": "Retrain, one cycle of 60 rounds",
+    "led-cycle": "Led, 20 + 40 rounds",
+    "not-cycle": "NoT, one cycle of 60 rounds",
+    "ft-cycle": "FT, one cycle of 60 rounds",
+}
 SHIFT = 0.5  # points by which most rows of a table must differ from the paper's for that to be said
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
@@ -279,10 +286,11 @@ def verdicts(made: Section, whole: Collection[str]) -> Iterator[str]:
             shown = [f"{there} · {here} {mark}".rstrip() for there, here, mark in parts]
             gap = "–" if row.is_reference else f"{gaps[method]} · {_two(row.average_gap.mean)}"
             yield f"| {method}{fitted_mark(row.method)} | {' | '.join(shown)} | {gap} |"
-        for (there, method), row in ours.items():
-            if there == name and row.method == OURS:
+        for (there, _), row in ours.items():
+            if there == name and row.method in OURS:
                 shown = [_two(one.mean) for one in (*(row.metrics[metric] for metric in GAP_METRICS), row.average_gap)]
-                yield f"| {method} (ours) | {' | '.join(shown)} |"
+                seeds = "" if len(row.seeds) > 1 else ", one seed"
+                yield f"| {OURS[row.method]} (ours{seeds}) | {' | '.join(shown)} |"
         yield ""
 
 
@@ -357,7 +365,7 @@ def of_results(item: Item, kept: Mapping[str, record.KeptResults]) -> tuple[Sect
             there[spec.name], within[spec.name] = _chosen(now, spec), own.evaluation.recovered_within
         have, before, cut = _pairs(now), _pairs(one), rounds_of(own) != rounds_of(config)
         left = {seed: [m for m in config.methods.run if (seed, m) not in have] for seed in config.seed_list}
-        old = {seed: [m for m in (*config.methods.run, OURS) if (seed, m) in before - have] for seed in one.seeds}
+        old = {seed: [m for m in (*config.methods.run, *OURS) if (seed, m) in before - have] for seed in one.seeds}
         needed = dict.fromkeys(config.seed_list, config.methods.run) if cut else left
         row = Map(rounds=rounds_of(own), seeds=" ".join(map(str, now.seeds)), absent=by_seed(left))
         row |= {"status": "outdated" if not found else "partial" if cut or any(left.values()) else "done"}
@@ -442,7 +450,7 @@ def _complete(kept: record.KeptResults, spec: Spec) -> bool:
 def _chosen(kept: record.KeptResults, spec: Spec) -> list[Line]:
     """The lines of the methods that the item shows, under its own labels."""
     methods = spec.config().methods.run
-    shown = {"before", *methods, *([OURS] if "not" in methods else [])}
+    shown = {"before", *methods, *(OURS if "not" in methods else [])}
     return [line for line in kept.lines() if line["method"] in shown]
 
 
@@ -487,7 +495,7 @@ def figure(kept: record.KeptResults) -> str:
                     gaps.setdefault(line["round"], []).append(sum(abs(a - b) for a, b in known) / len(known))
             rounds = sorted(r for r, found in gaps.items() if len(found) == len(own))
             means = [sum(gaps[r]) / len(gaps[r]) for r in rounds]
-            style: dict[str, Any] = {"linewidth": 2.6 if method in ("not", OURS) else 1.3}
+            style: dict[str, Any] = {"linewidth": 2.6 if method in ("not", "sealed") else 1.3}
             dash = DASHES[number % len(DASHES)]  # colour is never the only difference
             style |= {"color": light_colour(number), "linestyle": "-" if dash is None else (0, dash)}
             style |= {"marker": "o", "clip_on": False} if len(rounds) == 1 else {}  # evaluated at its end only
@@ -548,7 +556,8 @@ item's numbers, `results/*.json` every evaluated round.
 """
 FIGURE_TEXT = """![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
 
-The table below takes each method's round nearest to Retrain (`best-gap`).
+The table below takes each method's round nearest to Retrain (`best-gap`). Rows marked *ours* are Sealed, and short
+recipes at a higher rate from the [price list](explanation/price.md).
 """
 TAIL = """`=`: our value and the paper's agree within two standard deviations. `~`: they do not, but the
 method lies on the same side of Retrain in both. `≠`: neither ([exactly](how-to/paper.md#verdicts)). To run a
