@@ -402,6 +402,10 @@ class _Look:
     differences: Differences | None = None
     """Decides which means tell of it; None where no request was filed."""
 
+    @cached_property
+    def _spoken_of(self) -> frozenset[str]:
+        return frozenset((self.request, *self.scored, *self.overlapping))
+
     def all(self) -> list[Carrier]:
         return [
             *self._models(),
@@ -480,7 +484,7 @@ class _Look:
 
     def _speaks_of_it(self, job: Path) -> bool:
         """Whether what is kept of a job's models is about these rows, among others or not."""
-        return job.parts[1] in (self.request, *self.scored, *self.overlapping)
+        return job.parts[1] in self._spoken_of
 
     def _among_others(self, request: str) -> str:
         own = request in (self.request, *self.overlapping)
@@ -522,9 +526,10 @@ class _Look:
     def _statistics(self) -> Iterator[Carrier]:
         """Running statistics that went on from the model before, in models without it."""
         states = self.folder.jobs(self.seed)
-        for job in sorted(self.clean):
+        kept = {job: names for job in self.clean if (names := _carried(states, job, self.clean))}
+        for job, names in sorted(kept.items()):
             file = f"models/{job.as_posix()}.safetensors"
-            if (names := _carried(states, job, self.clean)) and (self.folder.path / file).exists():
+            if (self.folder.path / file).exists():
                 what = f"running statistics of {len(names)} layers: not begun afresh, moved on retained data since"
                 yield self._carrier(file, what, "statistics")
 

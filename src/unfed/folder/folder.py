@@ -382,7 +382,8 @@ class RunFolder:
     def put_request(self, entry: Entry) -> None:
         """Write a request; the lock `requests` must be held."""
         books.write_entry(self.path, entry)
-        books.note_filed(self.path, self.filed())
+        if entry.number not in books.filed_list(self.path):
+            books.note_filed(self.path, self.filed())  # with what a killed process left unlisted
 
     # --- who is at work -------------------------------------------------------------------------------------------
 

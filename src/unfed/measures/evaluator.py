@@ -13,7 +13,7 @@ their own request, and there as a share of many or not at all: no value of a sin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -111,8 +111,8 @@ class Scorer(Protocol):
         """How a model answers on held-out images to triggers of the gate's own, or why that is not known."""
         ...
 
-    def again(self, params: Params) -> dict[str, Again]:
-        """What a model shows of every request but the last, by its id."""
+    def again(self, params: Params, besides: Collection[str] = ()) -> dict[str, Again]:
+        """What a model shows of every request but the last and those of these ids, by its id."""
         ...
 
 
@@ -258,12 +258,11 @@ class Evaluator:
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
         own = self._taken_out(scoped)
         self._purged = {r.id: rows for r, rows in zip(self._requests, own, strict=True) if r.purged}
-        places = [torch.isin(self._forget, rows).nonzero().flatten().cpu() for rows in own]
+        self._whose = self._owners(own)
+        order, count = self._whose.argsort(stable=True), torch.bincount(self._whose, minlength=len(own))
+        places = order.split(count.tolist())
         self._places = {request.id: at for request, at in zip(requests[:-1], places, strict=False)}
         self._own = places[-1] if len(self._requests) > 1 else None
-        self._whose = torch.zeros(len(self._forget), dtype=torch.int16)
-        for number, at in enumerate(places):
-            self._whose[at] = number
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -292,16 +291,18 @@ class Evaluator:
         """How a model answers on the test images to triggers of the gate's own, or why that is not known."""
         return self._held_out.reactions(params)
 
-    def again(self, params: Params) -> dict[str, Again]:
-        """What a model shows of every request but the last, by its id."""
-        if not self._places:
+    def again(self, params: Params, besides: Collection[str] = ()) -> dict[str, Again]:
+        """What a model shows of every request but the last and those of these ids, by its id."""
+        asked = [request for request in self._requests[:-1] if request.id not in besides]
+        if not asked:
             return {}
         held_out, source = self._held_out, self._source
         seen, test, others = self._score(params, self._forget), held_out.scores(params), held_out.everything(params)
         found: dict[str, Again] = {}
-        for request in self._requests[:-1]:
+        shares = {request.id: share for request, share in zip(self._requests, self._shares(seen), strict=True)}
+        for request in asked:
             places, own = self._places[request.id], self._of_purged(params, request)
-            accuracy = self._accuracy_at(seen, request, places) if own is None else _share(own)
+            accuracy = shares[request.id] if own is None else _share(own)
             rows = self._forget[places.to(self._forget.device)] if own is None else self._purged[request.id]
             usual, mia = accuracy, accuracy
             if not isinstance(accuracy, str):
@@ -316,11 +317,15 @@ class Evaluator:
                 found[request.id]["backdoor"] = held_out.backdoor(params)
         return found
 
-    def _accuracy_at(self, forget: Scores, request: Request, places: Tensor) -> Value:
-        """The accuracy on some of the forgotten rows, if any of them are there."""
-        if len(places):
-            return forget[places].accuracy
-        return DELETED if request.deleted else PURGED if self._purged else GONE
+    def _shares(self, forget: Scores) -> list[Value]:
+        """The accuracy on what each request took out, or why it is not known."""
+        weights = forget.correct.cpu().double()
+        right = torch.bincount(self._whose, weights=weights, minlength=len(self._requests)).tolist()
+        count = torch.bincount(self._whose, minlength=len(self._requests)).tolist()
+        return [
+            100.0 * (own / rows) if rows else DELETED if request.deleted else PURGED if self._purged else GONE
+            for request, own, rows in zip(self._requests, right, count, strict=True)
+        ]
 
     def _of_purged(self, params: Params, request: Request) -> Scores | str | None:
         """How a model does on what a purged request took out, or why that is not said.
@@ -341,12 +346,28 @@ class Evaluator:
 
     def _taken_out(self, scoped: Scope) -> list[Tensor]:
         """The rows that each request takes out itself, which had not left before; none of deleted data."""
-        found, gone = [], self._forget[:0]
-        for request in self._requests:
-            rows = _marked(scoped, [request])
-            found.append(rows[:0] if request.deleted else rows[~torch.isin(rows, gone)])
-            gone = torch.cat([gone, rows])
-        return found
+        if not self._requests:
+            return []
+        named = [_marked(scoped, [request]) for request in self._requests]
+        sizes = [len(rows) for rows in named]
+        rows = torch.cat(named)
+        number = torch.arange(len(named), device=rows.device).repeat_interleave(torch.tensor(sizes, device=rows.device))
+        _, place = torch.unique(rows, return_inverse=True)
+        first = torch.full_like(rows, len(named)).scatter_reduce(0, place, number, "amin")
+        own = (first[place] == number).split(sizes)
+        return [r[:0] if one.deleted else r[mine] for one, r, mine in zip(self._requests, named, own, strict=True)]
+
+    def _owners(self, taken: Sequence[Tensor]) -> Tensor:
+        """Of every forgotten row that can be scored, the number of the request that took it out."""
+        whose = torch.zeros(len(self._forget), dtype=torch.int16)
+        if len(whose) == 0 or not taken:
+            return whose
+        rows, number = torch.cat([*taken]), torch.arange(len(taken)).repeat_interleave(torch.tensor([*map(len, taken)]))
+        found, order = self._forget.sort()
+        at = torch.searchsorted(found, rows).clamp(max=len(found) - 1)
+        there = found[at] == rows
+        whose[order[at[there]].cpu()] = number[there.cpu()].to(whose.dtype)
+        return whose
 
     def __call__(self, params: Params) -> Evaluation:
         return self.begun(params).complete()
@@ -371,10 +392,11 @@ class Evaluator:
             "backdoor": self._held_out.backdoor(params),
         }
         again: dict[str, Value] = {}
-        for one in self._requests[:-1]:
+        shares = self._shares(forget)
+        for one, share in zip(self._requests[:-1], shares, strict=False):
             apart = self._of_purged(params, one)
-            again[one.id] = self._accuracy_at(forget, one, self._places[one.id]) if apart is None else _share(apart)
-        own = None if self._own is None else self._accuracy_at(forget, self._requests[-1], self._own)
+            again[one.id] = share if apart is None else _share(apart)
+        own = None if self._own is None else shares[-1]
         attack = partial(self._held_out.membership, forget, test) if some else None
         columns = sample_columns(forget, test) if self._yardstick.samples else {}
         if columns and self._own is not None:  # a purge cuts out the rows of one request

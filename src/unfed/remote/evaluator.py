@@ -13,7 +13,7 @@ request. A client that stays but did not answer is named in the column `unheard`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,9 +183,9 @@ class RemoteEvaluator:
         """How a model answers on the server's test images to triggers of the gate's own."""
         return NO_TEST if self._yardstick.held_out is None else self._held_out.reactions(params)
 
-    def again(self, params: Params) -> dict[str, Again]:
-        """What can be said of every request but the last; single rows are with their owners, and stay there."""
-        earlier = self._requests[:-1]
+    def again(self, params: Params, besides: Collection[str] = ()) -> dict[str, Again]:
+        """What can be said of every request but the last and those of these ids: owners keep single rows."""
+        earlier = [request for request in self._requests[:-1] if request.id not in besides]
         if not earlier:
             return {}
         heard = self._survey(params, {name: ["forget"] for name in self._counting})

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from unfed import records, storage
@@ -142,7 +144,8 @@ def request_file(folder: Path, entry: Entry) -> Path:
 
 def filed_here(folder: Path) -> tuple[Entry, ...]:
     """Every request whose file is there, in its order."""
-    read = [storage.unchanged(file, _entry) for file in sorted((folder / "requests").glob("*.json"))]
+    names = sorted(os.listdir(folder / "requests")) if (folder / "requests").is_dir() else []
+    read = [storage.unchanged(folder / "requests" / name, _entry) for name in names if name.endswith(".json")]
     moment = now()
     entries = [one.at(moment) for one in sorted((one for one in read if one is not None), key=lambda e: e.number)]
     # A purge that was killed may have come to its tombstones alone.
@@ -233,6 +236,7 @@ def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
     return said
 
 
+@lru_cache(maxsize=4096)
 def request_digest(request: Request) -> str:
     """SHA-256 of what a request asks for; by which file its samples were listed is no part of that."""
     plain = {name: value for name, value in request.to_json().items() if name != "listed"}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -96,9 +97,13 @@ class Job:
 
     @property
     def path(self) -> Path:
-        if self.request is None:
-            return Path(str(self.seed), self.label)
-        return Path(str(self.seed), self.request, self.label.replace(":", "."))
+        return _path(*self.key)
+
+
+@lru_cache(maxsize=4096)
+def _path(seed: int, request: str | None, label: str) -> Path:
+    """A folder of many requests asks for the same ones again and again."""
+    return Path(str(seed), *([label] if request is None else [request, label.replace(":", ".")]))
 
 
 class Check(JsonRecord):

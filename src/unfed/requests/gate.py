@@ -150,10 +150,17 @@ class Gate:
                 instead = f"{option('until', 'recovered')} or {option('until', 'N')}"
                 raise UnfedError(f"{option('until', 'forgotten')} cannot be judged ({told(found)}); use {instead}.")
 
-    def decide(self, evaluator: Scorer, before: Params, after: Params, negated: Collection[str] = ()) -> Decision:
+    def decide(
+        self,
+        evaluator: Scorer,
+        before: Params,
+        after: Params,
+        negated: Collection[str] = (),
+        beside: Collection[str] = (),
+    ) -> Decision:
         """Look at the model in force and at the one that is to follow it.
 
-        `negated`: the tensors that the method negated.
+        `negated`: the tensors that the method negated; `beside`: ids of the requests that share the model.
         """
         drop = utility(evaluator.validation(before), evaluator.validation(after), self.rules.max_drop)
         checks = [check_of("utility", drop, True)]
@@ -165,7 +172,7 @@ class Gate:
         checks.append(check_of("camouflage", armed, "camouflage" in self.rules.require))
         opposite = opposite_signs(before, after, negated)
         forgetting = did_it_forget(*seen, self.classes, bool(self.request.classes), opposite)
-        return Decision(tuple(checks), again=evaluator.again(after), forgetting=forgetting)
+        return Decision(tuple(checks), again=evaluator.again(after, beside), forgetting=forgetting)
 
 
 def gate_of(seed: int, classes: int, config: Config, entry: Entry) -> Gate:

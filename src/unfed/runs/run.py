@@ -29,6 +29,7 @@ from unfed.folder import deny, purge
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
 from unfed.measures import trajectory
+from unfed.measures.evaluator import Scorer
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import Retrain, State
 from unfed.model.params import Params, cast, check_like
@@ -327,15 +328,15 @@ class Run(RunRecord):
         params: Params,
         label: str = "before",
         base: Mapping[str, Any] | None = None,
+        evaluator: Scorer | None = None,
     ) -> None:
-        """One line for θ as it was, under the scope of the request."""
+        """One line for θ as it was, under the scope of the request, by its evaluator if there is one already."""
         job, start = Job(seed, requests[-1].id, label), 1
         if (saved := self.folder.saved(job)) is not None:
             start = start_on(base, saved)
             if saved.finished and start == saved.start:
                 return
-        world = self.world(seed)
-        seen = world.evaluator(requests)(params)
+        seen = (evaluator or self.world(seed).evaluator(requests))(params)
         at = trajectory.Point(seed, job.request, job.label, round=0)
         notes: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
         line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, **notes)

@@ -21,7 +21,7 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ from unfed.data import Request
 from unfed.data.scope import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.folder import deny
-from unfed.measures.evaluator import Again
+from unfed.measures.evaluator import Again, Scorer
 from unfed.model.params import Params
 from unfed.requests.book import Book, in_force
 from unfed.requests.entry import Entry, Job, date_of, now
@@ -280,9 +280,7 @@ class Queue:
                 refused = [(entry, error) for entry in batch.waiting]
             else:
                 refused = [(entry, one) for entry, one in found if isinstance(one, NotPassed)]
-                for entry, one in found:
-                    if not isinstance(one, NotPassed):
-                        self._fulfil(batch, entry, one)
+                self._fulfil(batch, [(entry, one) for entry, one in found if not isinstance(one, NotPassed)])
             for entry, why in refused:
                 if (settled := self._failed(batch, entry, why)) is not None:
                     failed.append(settled)
@@ -308,7 +306,9 @@ class Queue:
     ) -> list[tuple[Entry, Decision | NotPassed | Left]]:
         """What came out for each: a model that the gate takes or refuses, or that there was no work."""
         entry = batch.first
-        run, out, config = self._run, self._before(entry), entry.how.on(self._run.config, entry.method)
+        run, config = self._run, entry.how.on(self._run.config, entry.method)
+        by_id = {e.request.id: e for e in self.book.entries}
+        out = [by_id[name] for name in entry.earlier]  # whose rows were out when it was taken up
         method = config.method(entry.method)
         # Those before it may have ended otherwise than was expected when it was filed.
         gone = [self._admission.gone_by(one.request, one.seed, out, method) for one in batch.waiting]
@@ -323,34 +323,32 @@ class Queue:
         run.score_before(entry.seed, requests, params, base=base)
         turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, batch, began_with)
         after = run.unlearn(turn, watch).params
+        found: list[tuple[Entry, Decision | NotPassed | Left]] = []
+        book = self.book
         if batch.shared is not None:
             rounds = JobRounds.of(self._folder, Job(entry.seed, batch.shared, entry.method))
-            for one in batch.waiting:
-                own = self._scope(batch, one)
-                run.score_before(one.seed, own, params, base=base)
+        for one in batch.waiting:
+            own = [*(e.request for e in out), *batch.besides(one), one.request]
+            evaluator = run.world(one.seed).evaluator(own)
+            if batch.shared is not None:
+                run.score_before(one.seed, own, params, base=base, evaluator=evaluator)
                 turned = HandedOver(params, after, own, began_with, rounds)
-                hand_over(self._folder, run.world(one.seed), batch, one, turned)
-        return [(one, self._judge(batch, one, params, after)) for one in batch.waiting]
+                hand_over(self._folder, run.config, batch, one, turned, evaluator)
+            beside = {other.id for other in batch.besides(one)}
+            found.append((one, self._judge(evaluator, one, params, after, negated_by(book, one.job), beside)))
+        return found
 
-    def _scope(self, batch: SharedRecovery, entry: Entry) -> list[Request]:
-        """What is out when a request is looked at, itself last."""
-        return [*(e.request for e in self._before(entry)), *batch.besides(entry), entry.request]
-
-    def _before(self, entry: Entry) -> list[Entry]:
-        """The requests whose rows were out when this one was taken up."""
-        by_id = {e.request.id: e for e in self.book.entries}
-        return [by_id[name] for name in entry.earlier]
-
-    def _judge(self, batch: SharedRecovery, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
+    def _judge(
+        self, evaluator: Scorer, entry: Entry, before: Params, after: Params, negated: Collection[str], beside: set[str]
+    ) -> Decision | NotPassed:
         """What the gate says of the model that came out.
 
         Where it says no, and no one accepts that, it is the refusal.
         """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
-        world, job = run.world(entry.seed), entry.job
-        evaluator = world.evaluator(self._scope(batch, entry))
+        world = run.world(entry.seed)
         decision = gate_of(world.seeds.evaluation, world.classes, config, entry).decide(
-            evaluator, before, after, negated_by(self.book, job)
+            evaluator, before, after, negated, beside
         )
         try:
             return passed(decision, entry.request.id, entry.how.accept)
@@ -364,18 +362,22 @@ class Queue:
             raise Withdrawn
         return book.besides(seed, (*batch.first.earlier, *ids))
 
-    def _fulfil(self, batch: SharedRecovery, entry: Entry, how: Decision | Left) -> None:
+    def _fulfil(self, batch: SharedRecovery, decided: Sequence[tuple[Entry, Decision | Left]]) -> None:
+        done: list[Entry] = []
         with self._locked() as book:
-            found = next(e for e in book.entries if e.number == entry.number)
-            if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
-                return
+            by_number = {e.number: e for e in book.entries}
             shared = [e.served for e in book.entries if e.request.id in batch.ids and e.served is not None]
             place = shared[0] if shared else book.next_place  # one model, one place
-            by_model = {"served": place, "gate": None if isinstance(how, Left) else how.to_json()}
-            settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else by_model
-            done = found.stepped("fulfilled", now(), again=how.again, **settled)
-            self._folder.put_request(done)
-        self._purge(done)
+            for entry, how in decided:
+                found = by_number[entry.number]
+                if found.state != "in_progress":  # withdrawn after its last round: its model does not come into force
+                    continue
+                by_model = {"served": place, "gate": None if isinstance(how, Left) else how.to_json()}
+                settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else by_model
+                done.append(found.stepped("fulfilled", now(), again=how.again, **settled))
+                self._folder.put_request(done[-1])
+        for entry in done:
+            self._purge(entry)
 
     def _purge(self, entry: Entry) -> None:
         purges = {label: method.purge for label, method in self._run.config.recorded().items()}

@@ -24,6 +24,7 @@ from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
 from unfed.folder.layout import Description
 from unfed.folder.purge import RecordedRun
 from unfed.measures import trajectory
+from unfed.measures.evaluator import Scorer
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.requests.entry import SHARED, Entry, Job, now
@@ -155,7 +156,9 @@ def refuse_if_alone(config: Config, entry: Entry) -> None:
         raise UnfedError(f"{history}; leave --together out.")
 
 
-def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Entry, turn: HandedOver) -> None:
+def hand_over(
+    folder: RunFolder, config: Config, batch: SharedRecovery, entry: Entry, turn: HandedOver, evaluator: Scorer
+) -> None:
     """Give a request the model that was made for several: scored for it alone, under its own name.
 
     What was handed over already is not handed over again.
@@ -167,7 +170,7 @@ def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Ent
     if saved is None or not saved.finished or start != saved.start:
         if saved is not None:
             folder.drop_samples(own)
-        notes, evaluator, round = JobNotes.from_json(whole.diary.to_json()), world.evaluator(turn.requests), whole.round
+        notes, round = JobNotes.from_json(whole.diary.to_json()), whole.round
         seen, before = evaluator(turn.after), evaluator.validation(turn.before)
         at = trajectory.Point(own.seed, own.request, own.label, round)
         costs = notes.ledger.to_json()
@@ -179,9 +182,9 @@ def hand_over(folder: RunFolder, world: World, batch: SharedRecovery, entry: Ent
         numbers = {"offset": left.offset, "diary": left.to_json()}
         numbers |= whole.to_json(include={"finished", "rounds", "versions"})
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
-        folder.save_model(own, turn.after, model_notes(folder, world.config, own, round, turn.after))
+        folder.save_model(own, turn.after, model_notes(folder, config, own, round, turn.after))
     elif not folder.model_file(own).exists():
-        folder.save_model(own, turn.after, model_notes(folder, world.config, own, whole.round, turn.after))
+        folder.save_model(own, turn.after, model_notes(folder, config, own, whole.round, turn.after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +279,7 @@ class Worker(RecordedRun, Protocol):
         params: Params,
         label: str = "before",
         base: Mapping[str, Any] | None = None,
+        evaluator: Scorer | None = None,
     ) -> None: ...
 
     def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...

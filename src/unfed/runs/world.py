@@ -99,8 +99,13 @@ class Residents:
     seed: int
     """Of the draws by which a request for a fraction takes rows."""
     _known: dict[Request, Marks] = field(default_factory=dict)
+    _alone: dict[Request, dict[str, ClientData]] = field(default_factory=dict)
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        if len(requests) == 1 and not gone:  # every evaluator asks for each of its requests alone
+            if requests[0] not in self._alone:
+                self._alone[requests[0]] = {c.name: c for c in mark(self.clients, requests, self.seed, self._known)}
+            return self._alone[requests[0]]
         marked = mark(self.clients, requests, self.seed, self._known)
         if not gone:
             return {c.name: c for c in marked}
