@@ -99,6 +99,18 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
     assert "client-1" in page and "client-2" in page and "together-1" in page
 
 
+def test_who_left_before_is_measured_again_and_who_shares_the_model_speaks_for_itself(run: Run) -> None:
+    file(run, "0", how=RequestOptions(), method="ft")
+    run.execute()
+    file(run, "1", "2", method="ft")
+    run.execute()
+    found = {entry.request.id: set(entry.again) for entry in run.queue.book.entries}
+    assert found == {"client-0": set(), "client-1": {"client-0"}, "client-2": {"client-0"}}
+    last = {str(line["request"]): line for line in run.lines() if line["method"] == "ft" and line["done"]}
+    assert set(last["client-1"]["earlier"] or {}) == {"client-0", "client-2"}
+    assert last["client-1"]["own"] == (last["client-2"]["earlier"] or {})["client-1"]
+
+
 def test_what_one_leaves_carries_neither(run: Run) -> None:
     file(run, "1", "2")
     run.execute()
