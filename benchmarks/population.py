@@ -6,6 +6,7 @@
     python benchmarks/population.py --processes 2                      the same, and both ways in two processes
     python benchmarks/population.py --ways "side by side" --set engine.chunk=40             stacks of at most 40 clients
     python benchmarks/population.py --models 2,3 --rounds 2 --pairs 1 --set model.name=cnn-tiny           a first look
+    python benchmarks/population.py --commands --preset digits-cnn --rounds 300 --alone 4                whole processes
 
 Each pair trains N federations as one cohort, and then A of them (`--alone`, at most N) by the readable loop; times are
 per federation, so the ratio is fair where A < N. Both ways train the same θ* from the same seeds, nothing is saved or
@@ -14,6 +15,9 @@ threads: on a machine that others use too, it says more than `wall_s`. Every lin
 known, and what stands there is not measured again. The last lines have the ratios. Processes share the federations out
 in cohorts as `unfed population` does on a CPU; the clock starts when all are warm, and stops with the last. `start_s`
 is what came before that, for all federations together: processes, imports, data, two rounds.
+
+`--commands` times `unfed population` (θ* and Retrain of N federations) and A times `unfed run` (the same of one) from
+start to end, and both once more with two rounds: the difference is what they take without starting and compiling.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import argparse
 import json
 import multiprocessing
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -38,13 +44,14 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.studies.cohort import Cohort
 from unfed.studies.population import TOGETHER
+from workload import add_rows
 
 RECORDS = Path(__file__).parent / "records"
 KEY = ("preset", "hardware", "precision", "rounds", "models", "chunk", "pair", "way")
 
 
-def config_of(told: argparse.Namespace, rounds: int) -> Config:
-    sets = [
+def config_sets(told: argparse.Namespace, rounds: int) -> list[str]:
+    return [
         "seed=0",
         f"training.rounds={rounds}",
         f'device="{told.device}"',
@@ -55,7 +62,10 @@ def config_of(told: argparse.Namespace, rounds: int) -> Config:
         *([f'data.root="{told.root}"'] if told.root else []),
         *told.set,
     ]
-    return Config.preset(told.preset, sets)
+
+
+def config_of(told: argparse.Namespace, rounds: int) -> Config:
+    return Config.preset(told.preset, config_sets(told, rounds))
 
 
 def trained(world: World, seeds: Sequence[int], together: bool) -> dict[str, float]:
@@ -108,6 +118,29 @@ def ways_of(told: argparse.Namespace) -> list[str]:
     return wanted
 
 
+def commands(told: argparse.Namespace, models: int) -> dict[str, Any]:
+    """What whole processes take, in seconds; and `unfed population` as a share of as many times `unfed run`."""
+
+    def spent(words: Sequence[str], rounds: int) -> float:
+        sets = [*config_sets(told, rounds), f"unlearning.rounds={rounds}", f"evaluation.every={rounds}"]
+        sets += ["evaluation.attack=false", "evaluation.samples=false"]
+        words = [*words, "--methods", "retrain", *(word for one in sets for word in ("--set", one))]
+        with tempfile.TemporaryDirectory() as folder:
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "unfed", *words, "--out", f"{folder}/out", "-q"], check=True)
+            return time.perf_counter() - begin
+
+    took: dict[str, Any] = {}
+    for rounds in (2, told.rounds):
+        took[f"run_{rounds}_s"] = [round(spent(["run", told.preset], rounds), 1) for _ in range(told.alone)]
+        words = ["population", told.preset, "--models", str(models)]
+        took[f"population_{rounds}_s"] = round(spent(words, rounds), 1)
+    start, whole = (models * fmean(took[f"run_{rounds}_s"]) for rounds in (2, told.rounds))
+    began, all_ = took["population_2_s"], took[f"population_{told.rounds}_s"]
+    shares = {"share": round(all_ / whole, 3), "share_without_start": round((all_ - began) / (whole - start), 3)}
+    return {"preset": told.preset, "models": models, "rounds": told.rounds, **took, **shares}
+
+
 def hardware(world: World) -> str:
     if world.device.type == "cuda":
         return torch.cuda.get_device_name(world.device)
@@ -129,6 +162,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=64, help="how many of them one after another, at most")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1, help="and both ways in so many processes")
+    parser.add_argument("--commands", action="store_true", help="whole processes instead")
     parser.add_argument("--ways", help="only these, with commas")
     parser.add_argument("--root", help="where the data set lies")
     parser.add_argument("--set", action="append", default=[], help="change a config key")
@@ -136,6 +170,11 @@ def main() -> None:
     told = parser.parse_args()
     file = told.out or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-population-{told.device}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
+    if told.commands:
+        rows = [commands(told, int(n)) for n in told.models.split(",")]
+        print(*rows, sep="\n")
+        add_rows("population-commands", torch.device(told.device), rows)
+        return
     world = simulated(config_of(told, told.rounds), 0)
     short = replace(world, config=config_of(told, 2))  # the same model: recorded steps are kept with it
     images = told.rounds * sum(len(client.view("retain")) for client in world.clients)

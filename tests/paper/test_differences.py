@@ -157,12 +157,6 @@ def test_fcus_rates_on_the_page_are_those_of_the_readings() -> None:
     assert f"is {test['lr-0.08']:.1f} at rate 0.08, {test['lr-1e-3']:.1f} at 0.001" in after("ViT on Caltech-101")
 
 
-def test_how_far_fresh_weights_spread_is_what_the_page_says() -> None:
-    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "spread.py"))
-    page = differences_kept.PAGE.read_text(encoding="utf-8")
-    assert f"large against a standard deviation of {found['spread']('resnet18'):.3f}" in page
-
-
 def test_how_much_of_a_model_is_left_counts_its_parameters_and_not_how_many_batches_it_saw(tmp_path: Path) -> None:
     found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
     for name, weight, batches in (("train", [3.0, 4.0], 630), ("c/ft", [4.0, 3.0], 945)):
@@ -444,6 +438,22 @@ def test_what_the_page_says_of_long_retrains_is_what_was_tried() -> None:
     (kept,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
     end = fmean(own["test"][-1] for job, own in record.read(kept).jobs.items() if job.endswith("/not"))
     assert f"{end:.2f} after its last round" in page
+
+
+def test_what_the_page_says_of_other_networks_is_what_was_tried() -> None:
+    said, root = after("The training regime"), differences_kept.PAGE.parents[2]
+    found = (root / "benchmarks" / "records").glob("*-regimes-long-cuda.jsonl")
+    rows = [json.loads(line) for path in found for line in path.read_text().splitlines()]
+    curves = {(row["variant"], row["rounds"]): {one["round"]: one for one in row["curve"]} for row in rows}
+
+    def at(variant: str, rounds: int, round: int) -> str:
+        return " / ".join(f"{curves[variant, rounds][round][name]:.2f}" for name in ("retain", "forget", "test"))
+
+    assert f"{at('64-64, dropout 0.5', 1000, 850)} (Retain, Forget, Test), after 850 rounds" in said
+    assert f"at {at('average pooling, rate 5e-3', 2000, 2000)} (paper 91.66 / 83.05 / 82.32;" in said
+    (kept,) = (root / "results").glob("cifar10-cnn-434b*.json")
+    end = record.read(kept).jobs["0/client-0-leaves/retrain"]
+    assert f"has {' / '.join(f'{end[name][-1]:.2f}' for name in ('retain', 'forget', 'test'))})" in said
 
 
 def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
