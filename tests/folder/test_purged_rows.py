@@ -27,13 +27,13 @@ from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.folder.subtraction import OWN
-from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo.measure import undo
 from unfed.requests import book as books
 from unfed.requests.options import RequestOptions
 from unfed.runs import probe as probing
 from unfed.runs.probe import chosen
 from unfed.runs.run import Run
+from unfed.runs.world import local_evaluator
 from unfed.studies import judging
 from unfed.values import is_measured
 from worlds import LITTLE, few_triggers  # noqa: F401 (pytest finds the fixture here)
@@ -174,7 +174,7 @@ def test_rows_that_another_request_names_too_are_not_scored_either(where: Path) 
     seven, gone = Request("seven", classes=(7,)), rows_of(run, CLIENT)
     kept = [row for row in rows_of(run, TWO, seven).tolist() if row not in set(gone.tolist())]
     world = run.world(0)
-    numbers = Evaluator(world.yardstick, world.scoped, [e.request for e in run.folder.book().entries])(run.current(0))
+    numbers = local_evaluator(world, [e.request for e in run.folder.book().entries])(run.current(0))
     assert len(numbers.samples["forget/loss"]) == len(kept)
 
 

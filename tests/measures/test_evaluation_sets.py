@@ -6,7 +6,6 @@ where x < 0. Each set holds numbers of its own, so that mixing up any two change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,11 @@ import torch
 from torch import nn
 
 from unfed.config.config import Config, Seeds
-from unfed.data import ClientData, Request, TensorSource, mark
+from unfed.data import ClientData, Request, TensorSource
 from unfed.measures.attacks import membership_inference
 from unfed.measures.evaluator import Evaluator, Yardstick
 from unfed.model.functional import Template
+from unfed.runs.world import Residents
 
 CONFIG = Config.parse({"name": "sets", "partition": {"clients": 3}, "evaluation": {"batch": 7}})
 REQUEST = Request("r", clients=("0",))
@@ -76,11 +76,10 @@ def world() -> Any:
         torch.tensor(TEST, dtype=torch.float64)[:, None], torch.zeros(len(TEST)).long(), classes=2, dtype=torch.float64
     )
     yardstick = Yardstick(Template(Says(), (1,)), test, seed=Seeds.of(CONFIG, 0).evaluation)
-
-    def scoped(requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-        return {c.name: c for c in mark(clients, requests, 0)}
-
-    return SimpleNamespace(seeds=Seeds.of(CONFIG, 0), evaluator=lambda requests: Evaluator(yardstick, scoped, requests))
+    holders = Residents(tuple(clients), 0)
+    return SimpleNamespace(
+        seeds=Seeds.of(CONFIG, 0), evaluator=lambda requests: Evaluator(yardstick, holders, requests)
+    )
 
 
 PARAMS = {"weight": torch.ones(1, dtype=torch.float64)}

@@ -246,17 +246,28 @@ def mark(
     with the same clients and seed.
     """
     known = {} if known is None else known
-    names = {client.name: k for k, client in enumerate(clients)}
     united: Marks = {}
     for request in requests:
-        if request not in known:
-            known[request] = _named(clients, names, request, seed)
-        for k, marks in known[request].items():
+        for k, marks in _marks(clients, request, seed, known).items():
             united[k] = united[k] | marks if k in united else marks
     marked = [replace(c, forget=c.forget | united[k]) if k in united else c for k, c in enumerate(clients)]
     if requests and not any(len(client.view("retain")) for client in marked):
         raise UnfedError("The requests would remove every training row of every client; ask for less.")
     return tuple(marked)
+
+
+def rows_named(clients: Sequence[ClientData], request: Request, seed: int, known: dict[Request, Marks]) -> Tensor:
+    """The training rows that a request names, client by client; `known` as for `mark`."""
+    found = _marks(clients, request, seed, known)
+    rows = [clients[k].rows[clients[k].train[found[k][clients[k].train]]] for k in sorted(found)]
+    return torch.cat(rows) if rows else clients[0].rows[:0]
+
+
+def _marks(clients: Sequence[ClientData], request: Request, seed: int, known: dict[Request, Marks]) -> Marks:
+    if request not in known:
+        names = {client.name: k for k, client in enumerate(clients)}
+        known[request] = _named(clients, names, request, seed)
+    return known[request]
 
 
 def _named(clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int) -> Marks:

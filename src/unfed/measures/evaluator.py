@@ -232,10 +232,14 @@ class HeldOut:
 
 
 class Scope(Protocol):
-    """Marks the forget sets of requests at the clients."""
+    """Knows which rows of the clients a request names."""
 
-    def __call__(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Mapping[str, ClientData]:
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Mapping[str, ClientData]:
         """The clients with these requests marked; of those that are `gone` no row is left at all."""
+        ...
+
+    def named(self, request: Request) -> Tensor:
+        """The training rows that one request names."""
         ...
 
 
@@ -245,18 +249,18 @@ class Evaluator:
     With an empty scope D_u is empty, and says so.
     """
 
-    def __init__(self, yardstick: Yardstick, scoped: Scope, requests: Sequence[Request]) -> None:
-        self._yardstick, self._scoped, self._requests = yardstick, scoped, tuple(requests)
-        holders = list(scoped(requests).values())
+    def __init__(self, yardstick: Yardstick, scope: Scope, requests: Sequence[Request]) -> None:
+        self._yardstick, self._scope, self._requests = yardstick, scope, tuple(requests)
+        holders = list(scope.scoped(requests).values())
         self._source = holders[0].source
         self._retain = torch.cat([c.rows[c.view("retain")] for c in holders])
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
         deleted, purged = [r for r in requests if r.deleted], [r for r in requests if r.purged]
         if away := [*deleted, *purged]:  # deleted rows cannot be scored, purged ones must not be
-            self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
+            self._forget = self._forget[~torch.isin(self._forget, torch.cat([scope.named(one) for one in away]))]
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
-        own = self._taken_out(scoped)
+        own = self._taken_out()
         self._purged = {r.id: rows for r, rows in zip(self._requests, own, strict=True) if r.purged}
         self._whose = self._owners(own)
         order, count = self._whose.argsort(stable=True), torch.bincount(self._whose, minlength=len(own))
@@ -277,7 +281,7 @@ class Evaluator:
         stamped = self._held_out.stamped(params)
         if not self._requests or self._requests[-1].deleted:
             return Evidence(self._no_forget, self._no_forget, self._no_forget, stamped)
-        scoped = self._scoped(self._requests, gone=self._requests[:-1])
+        scoped = self._scope.scoped(self._requests, gone=self._requests[:-1])
         rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
         if not len(rows):
             return Evidence(GONE, GONE, GONE, stamped)
@@ -344,11 +348,11 @@ class Evaluator:
         flags = self._source.stamped if isinstance(self._source, TensorSource) else None
         return flags is not None and bool(flags[rows.to(flags.device)].any())
 
-    def _taken_out(self, scoped: Scope) -> list[Tensor]:
+    def _taken_out(self) -> list[Tensor]:
         """The rows that each request takes out itself, which had not left before; none of deleted data."""
         if not self._requests:
             return []
-        named = [_marked(scoped, [request]) for request in self._requests]
+        named = [self._scope.named(request) for request in self._requests]
         sizes = [len(rows) for rows in named]
         rows = torch.cat(named)
         number = torch.arange(len(named), device=rows.device).repeat_interleave(torch.tensor(sizes, device=rows.device))
@@ -430,11 +434,6 @@ class Evaluator:
 
 def _share(found: Scores | str) -> Value:
     return found if isinstance(found, str) else found.accuracy
-
-
-def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:
-    """The rows that these requests take out."""
-    return torch.cat([c.rows[c.view("forget")] for c in scoped(requests).values()])
 
 
 def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ from unfed.folder.folder import WITHOUT
 from unfed.folder.layout import Description, Undoing, out_of_sight
 from unfed.folder.purge import RecordedRun
 from unfed.folder.study_results import SCHEMA, Target, file_of, model_digest, read, targets
-from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo.flip import Knowledge
 from unfed.measures.undo.measure import (
     MEASUREMENTS,
@@ -40,7 +39,7 @@ from unfed.measures.undo.scene import Budget, Scene, View
 from unfed.model.params import Params
 from unfed.records import Plain
 from unfed.requests.entry import Job
-from unfed.runs.world import World, process_as_before
+from unfed.runs.world import World, local_evaluator, process_as_before
 from unfed.values import as_json
 
 RETRAIN = "retrain"
@@ -254,7 +253,7 @@ class _Scenes:
 
 def scene_of(world: World, requests: Sequence[Request]) -> Scene:
     """The world's data as an attacker and a judge see it, under the scope of these requests."""
-    views: dict[str, View | None] = Evaluator(world.yardstick, world.scoped, requests).views()
+    views: dict[str, View | None] = local_evaluator(world, requests).views()
     retain, forget = views["retain"], views["forget"]
     assert retain is not None and forget is not None
     return Scene(

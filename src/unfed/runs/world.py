@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import called
@@ -27,7 +28,7 @@ from unfed.config.config import Config, Seeds
 from unfed.config.tables import RecoveryConfig, UnlearningConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
-from unfed.data.scope import Marks
+from unfed.data.scope import Marks, rows_named
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import EngineChoice, as_trained, fixed_library, fixed_order
 from unfed.errors import UnfedError
@@ -99,18 +100,20 @@ class Residents:
     seed: int
     """Of the draws by which a request for a fraction takes rows."""
     _known: dict[Request, Marks] = field(default_factory=dict)
-    _alone: dict[Request, dict[str, ClientData]] = field(default_factory=dict)
+    _rows: dict[Request, Tensor] = field(default_factory=dict)
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-        if len(requests) == 1 and not gone:  # every evaluator asks for each of its requests alone
-            if requests[0] not in self._alone:
-                self._alone[requests[0]] = {c.name: c for c in mark(self.clients, requests, self.seed, self._known)}
-            return self._alone[requests[0]]
         marked = mark(self.clients, requests, self.seed, self._known)
         if not gone:
             return {c.name: c for c in marked}
         before = mark(self.clients, gone, self.seed, self._known)
         return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
+
+    def named(self, request: Request) -> Tensor:
+        """The training rows that a request names; every evaluator asks for those of all its requests."""
+        if request not in self._rows:
+            self._rows[request] = rows_named(self.clients, request, self.seed, self._known)
+        return self._rows[request]
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
         return any(len(c.view("forget")) for c in self.scoped([*gone, request], gone=gone).values())
@@ -129,9 +132,10 @@ def local_engine(world: World, clients: Mapping[str, ClientData]) -> Engine:
     return Sequential(world.template, clients, world.config.engine.compile)
 
 
-def local_evaluator(world: World, requests: Sequence[Request]) -> Scorer:
+def local_evaluator(world: World, requests: Sequence[Request]) -> Evaluator:
     """Models are scored on rows that lie here."""
-    return Evaluator(world.yardstick, world.scoped, requests)
+    assert isinstance(world.holders, Residents)
+    return Evaluator(world.yardstick, world.holders, requests)
 
 
 ONE_BY_ONE = EngineChoice("sequential", "nothing else was asked for")

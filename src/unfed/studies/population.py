@@ -28,7 +28,6 @@ from unfed.config.config import Config, differences
 from unfed.data import ClientData, Request
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.measures.evaluator import Evaluator
 from unfed.measures.population import store
 from unfed.measures.population.store import BEFORE, RETRAIN, About, Population
 from unfed.measures.undo.scene import View
@@ -37,7 +36,7 @@ from unfed.model.params import Params
 from unfed.runs import admission
 from unfed.runs.description import hardware, rounds_of, versions
 from unfed.runs.simulated import simulated
-from unfed.runs.world import World, process_as_before
+from unfed.runs.world import World, local_evaluator, process_as_before
 from unfed.studies import grid
 from unfed.studies.cohort import Cohort
 from unfed.studies.grid import GridCell, Ray, Said, Workers, quiet
@@ -196,7 +195,7 @@ class RowGroups:
     @staticmethod
     def of(world: World, request: Request) -> RowGroups:
         """D_u, a fixed draw from D_r, the test data, and stamped test rows where there are some."""
-        found = Evaluator(world.yardstick, world.scoped, [request]).views()
+        found = local_evaluator(world, [request]).views()
         views = {group: found[group] for group in ("forget", "retain", "test", "backdoor")}
         retain, forget = views["retain"], views["forget"]
         if forget is None or len(forget) == 0:
