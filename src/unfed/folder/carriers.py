@@ -367,7 +367,7 @@ def _compared_without(config: Config, request: Request) -> Iterator[str]:
 
 def _leaves_out(other: Entry, entry: Entry) -> bool:
     """Whether the job of a request was begun without another's rows."""
-    return other is entry or entry.request.id in other.earlier or entry.number in other.together
+    return other is entry or entry.request.id in other.before or entry.number in other.beside
 
 
 def _may_have(other: Entry) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -192,6 +192,16 @@ class Entry:
         Until.of(self.until)
         if (self.reason is not None) != (self.state == "denied"):
             raise UnfedError(f"A request is denied for a reason ({listed(REASONS)}), and only then has one.")
+
+    @cached_property
+    def before(self) -> frozenset[str]:
+        """The ids of `earlier`, to look one up in."""
+        return frozenset(self.earlier)
+
+    @cached_property
+    def beside(self) -> frozenset[int]:
+        """The numbers of `together`, to look one up in."""
+        return frozenset(self.together)
 
     @property
     def job(self) -> Job:
