@@ -152,13 +152,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", action="append", choices=[*SIZES], help="only these; repeat for more")
     parser.add_argument("--most", type=int, default=10**8, help="no larger size")
+    parser.add_argument("--least", type=int, default=1, help="no smaller size")
     parser.add_argument("--table", type=Path, help="only print the table of this record")
     options = parser.parse_args()
     if options.table:
         print(table(options.table))
         return
     for axis in options.axis or SIZES:
-        for size in (size for size in SIZES[axis] if size <= options.most):
+        for size in (size for size in SIZES[axis] if options.least <= size <= options.most):
             with tempfile.TemporaryDirectory() as folder:
                 for row in measured(axis, size, Path(folder)):
                     own = {"axis": axis, "size": size, "command_name": row.pop("command"), **row}

@@ -273,13 +273,16 @@ def take_out(folder: RunFolder) -> None:
     old = old[: old.rfind(b"\n") + 1]
     new, moved = _changed(old, about)
     few = {name for atom in about.atoms if atom.why for name in atom.names}
-    for path, saved in list(folder.states()):
+    states = list(folder.states())
+    offsets = {saved.offset for _, saved in states}
+    before, after = _digests(old, offsets), _digests(new, offsets | {*moved.values()})
+    for path, saved in states:
         gone: dict[str, Any] = {"watched": ""} if path.parent.name in few else {}
         first = (
             "best_round" in saved.diary.model_fields_set and saved.diary.best_round == 0
         )  # the best Validation is that of the beginning
         gone |= {"best": -1.0} if first and path.parent.name in about.unsaid else {}
-        _move(path, saved, old, new, moved, gone)
+        _move(path, saved, before, after, moved, gone)
     storage.write_bytes(folder.trajectory, new)
 
 
@@ -296,24 +299,33 @@ def _changed(old: bytes, about: Differences) -> tuple[bytes, dict[int, int]]:
 
 
 def _move(
-    path: Path, saved: SavedState, old: bytes, new: bytes, moved: Mapping[int, int], gone: dict[str, Any]
+    path: Path,
+    saved: SavedState,
+    before: Mapping[int, str],
+    after: Mapping[int, str],
+    moved: Mapping[int, int],
+    gone: dict[str, Any],
 ) -> None:
     """Let a state vouch for the new lines, unless it does, or they are those of before."""
     offset, said = saved.offset, saved.bound.trajectory
-    before, after = _sha256(old[:offset]), _sha256(new[:offset])
-    if said == after:  # moved by a purge that was killed, or nothing changes up to here
+    if said == after[offset]:  # moved by a purge that was killed, or nothing changes up to here
         return
-    if offset not in moved or said not in (None, before):
+    if offset not in moved or said not in (None, before[offset]):
         raise UnfedError(f"{path} does not vouch for the trajectory that is there; restore both from a copy.")
     tensors, kept = storage.load(path, "saved state")
     place = moved[offset]
     kept |= {"offset": place}
     if "bound" in kept:
-        kept |= {"bound": {**kept["bound"], "trajectory": _sha256(new[:place])}}
+        kept |= {"bound": {**kept["bound"], "trajectory": after[place]}}
     if isinstance(diary := kept.get("diary"), dict) and diary.get("offset") in moved:
         kept |= {"diary": {**diary, "offset": moved[diary["offset"]], **gone}}
     storage.save(path, tensors, kept)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digests(data: bytes, places: Iterable[int]) -> dict[int, str]:
+    """SHA-256 of what comes before each of these places, in one pass."""
+    found, sum_, last = dict[int, str](), hashlib.sha256(), 0
+    for place in sorted({*places}):
+        sum_.update(data[last:place])
+        found[place], last = sum_.copy().hexdigest(), place
+    return found
