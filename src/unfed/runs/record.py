@@ -348,8 +348,12 @@ def _seen(run: RunRecord, client: str, seed: int) -> _Seen:
 
 
 def _in_folder(run: RunRecord, client: str, seen: _Seen) -> Iterator[Affected]:
+    served = run.folder.book().in_force(seen.seed)
+    job = Job(seen.seed, served[-1].request.id, served[-1].method) if served else run.training_job(seen.seed)
+    in_force = run.folder.model_file(job)
     for one in seen.found:
-        what = f"{one.what}: it is in force" if _is_in_force(run, seen.seed, one) else one.what
+        here = one.kind == "model" and run.folder.path / one.file == in_force
+        what = f"{one.what}: it is in force" if here else one.what
         yield Affected(one.kind, one.file, what, _do(run, client, seen.entry, one))
 
 
@@ -410,12 +414,6 @@ def _ways_back(run: RunRecord, seen: _Seen) -> dict[Job, tuple[str, str]]:
                 said = f"request {name!r} turned back" if back else _CAN
                 found[Job(seen.seed, name, label)] = first, f"{said} {done}"
     return found
-
-
-def _is_in_force(run: RunRecord, seed: int, one: Carrier) -> bool:
-    served = run.folder.book().in_force(seed)
-    job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
-    return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
 
 
 def _do(run: RunRecord, client: str, entry: Entry | None, one: Carrier) -> str:
