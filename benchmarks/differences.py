@@ -87,7 +87,6 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "64-64, dropout 0.5": ("model.options={widths=[64, 64]}",),
     "average pooling": ('model.name="differences:averaging"',),
     "average pooling, rate 5e-3": ('model.name="differences:averaging"', "training.lr=5e-3"),
-    "average pooling, no validation rows": ('model.name="differences:averaging"', "partition.validation=0"),
 }
 """Where would Retrain stand still near the paper's row? By `--long` only, at full length; float32 by `--precision`."""
 CHANGES = VARIANTS | REGIMES

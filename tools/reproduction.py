@@ -556,8 +556,8 @@ item's numbers, `results/*.json` every evaluated round.
 """
 FIGURE_TEXT = """![Average gap to Retrain after each round, Table 1, CIFAR-10, CNN](reproduction.svg)
 
-The table below takes each method's round nearest to Retrain (`best-gap`). Rows marked *ours* are Sealed, and short
-recipes at a higher rate from the [price list](explanation/price.md).
+The table below takes each method's round nearest to Retrain (`best-gap`). Rows marked *ours* are Sealed, and cycles of
+60 rounds at peak 0.06 with three local epochs, as in the [price list](explanation/price.md).
 """
 TAIL = """`=`: our value and the paper's agree within two standard deviations. `~`: they do not, but the
 method lies on the same side of Retrain in both. `≠`: neither ([exactly](how-to/paper.md#verdicts)). To run a

@@ -449,7 +449,7 @@ def test_what_the_page_says_of_other_networks_is_what_was_tried() -> None:
     def at(variant: str, rounds: int, round: int) -> str:
         return " / ".join(f"{curves[variant, rounds][round][name]:.2f}" for name in ("retain", "forget", "test"))
 
-    assert f"{at('64-64, dropout 0.5', 1000, 850)} (Retain, Forget, Test), after 850 rounds" in said
+    assert f"{at('64-64, dropout 0.5', 1000, 850)} (Retain, Forget, Test)." in said
     assert f"at {at('average pooling, rate 5e-3', 2000, 2000)} (paper 91.66 / 83.05 / 82.32;" in said
     (kept,) = (root / "results").glob("cifar10-cnn-434b*.json")
     end = record.read(kept).jobs["0/client-0-leaves/retrain"]

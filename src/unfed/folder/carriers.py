@@ -286,7 +286,7 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
         return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
     clean = without(folder, book, entry)
     tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
-    later = [e for e in book.entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
+    later = [e for e in book.entries if e.seed == entry.seed and (e.leaves_out(entry) or _may_have(e))]
     scored = {name for e in later for name in e.names}
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
     named = zip(book.config.request_ids(), book.config.request, strict=True)
@@ -345,7 +345,7 @@ def _drawn_without(book: Book, entry: Entry) -> set[Path]:
     """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
     config = book.config
     served = [
-        (name, e.methods) for e in book.entries if e.seed == entry.seed and _leaves_out(e, entry) for name in e.names
+        (name, e.methods) for e in book.entries if e.seed == entry.seed and e.leaves_out(entry) for name in e.names
     ]
     compared = [(name, config.methods.run) for name in _compared_without(config, entry.request)]
     return {
@@ -363,11 +363,6 @@ def _compared_without(config: Config, request: Request) -> Iterator[str]:
         gone |= set(asked.clients)
         if own and gone >= own:
             yield name
-
-
-def _leaves_out(other: Entry, entry: Entry) -> bool:
-    """Whether the job of a request was begun without another's rows."""
-    return other is entry or entry.request.id in other.before or entry.number in other.beside
 
 
 def _may_have(other: Entry) -> bool:

@@ -193,15 +193,14 @@ class Entry:
         if (self.reason is not None) != (self.state == "denied"):
             raise UnfedError(f"A request is denied for a reason ({listed(REASONS)}), and only then has one.")
 
-    @cached_property
-    def before(self) -> frozenset[str]:
-        """The ids of `earlier`, to look one up in."""
-        return frozenset(self.earlier)
+    def leaves_out(self, other: Entry) -> bool:
+        """Whether its job was begun without another's rows."""
+        return other is self or other.request.id in self._out[0] or other.number in self._out[1]
 
     @cached_property
-    def beside(self) -> frozenset[int]:
-        """The numbers of `together`, to look one up in."""
-        return frozenset(self.together)
+    def _out(self) -> tuple[frozenset[str], frozenset[int]]:
+        """`earlier` and `together`, to look one up in."""
+        return frozenset(self.earlier), frozenset(self.together)
 
     @property
     def job(self) -> Job:
