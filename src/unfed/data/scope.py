@@ -101,6 +101,9 @@ class Request:
         if self.fraction is not None and not 0.0 < self.fraction < 1.0:
             raise UnfedError(f"Request {self.id!r} has the fraction {self.fraction}; it must lie between 0 and 1.")
 
+    def __hash__(self) -> int:  # equal requests have one id; tables of a thousand requests ask for this a lot
+        return hash(self.id)
+
     @property
     def kind(self) -> Kind:
         """The scope: client, class or instance."""
@@ -246,11 +249,12 @@ def mark(
     with the same clients and seed.
     """
     known = {} if known is None else known
-    united: Marks = {}
+    united: dict[int, list[Tensor]] = {}
     for request in requests:
         for k, marks in _marks(clients, request, seed, known).items():
-            united[k] = united[k] | marks if k in united else marks
-    marked = [replace(c, forget=c.forget | united[k]) if k in united else c for k, c in enumerate(clients)]
+            united.setdefault(k, [clients[k].forget]).append(marks)
+    own = {k: torch.stack(marks).any(0) for k, marks in united.items()}
+    marked = [replace(c, forget=own[k]) if k in own else c for k, c in enumerate(clients)]
     if requests and not any(len(client.view("retain")) for client in marked):
         raise UnfedError("The requests would remove every training row of every client; ask for less.")
     return tuple(marked)

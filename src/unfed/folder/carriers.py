@@ -21,7 +21,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -197,13 +197,18 @@ class Carrier:
 
 
 class ReadOnce(RunFolder):
-    """A run folder for a look at many requests: each file is read once, however many of them ask for it."""
+    """A run folder for a look at many requests.
 
-    def __init__(self, folder: RunFolder) -> None:
+    Each file is read once, however many of them ask for it, and what those that shared a recovery have in common is
+    looked up once.
+    """
+
+    def __init__(self, folder: RunFolder, book: Book | None = None) -> None:
         super().__init__(folder.path)
+        self.book_read = book
+        self.standing, self.after, self.line = cache(self._standing), cache(self._after), cache(self._line)
         self.samples = cache(self._samples)
         self.names_at = cache(lambda file: storage.names_of(self.path / file))
-        self.left_out = cache(lambda path, said: frozenset(left_out_at(path, said)))
         self.left_out_of_probe, self.probe = cache(left_out), cache(read_at)
         self.found = cache(self._found)
         self.studied = cache(lambda: [(path, study_results.studied(path)) for path in study_results.study_files(self)])
@@ -247,30 +252,71 @@ class ReadOnce(RunFolder):
                 found.setdefault(Path(saved.base.model), []).append(job)
         return found
 
+    def _line(self, seed: int) -> tuple[list[Entry], dict[int, int]]:
+        """The requests in force in their order, and the place of each by its number."""
+        line = [] if self.book_read is None else self.book_read.in_force(seed)
+        return line, {entry.number: place for place, entry in enumerate(line)}
+
+    def _after(self, seed: int, place: int) -> frozenset[Path]:
+        """The jobs of the requests in force from a place on, and what grew out of them."""
+        line = (e for e in self.line(seed)[0] if (e.served or 0) >= place)
+        return self.grown({Job(seed, name, e.method).path for e in line for name in e.names})
+
+    @cached_property
+    def anew(self) -> list[tuple[Entry, list[str]]]:
+        """The requests for which a method started over, and those methods."""
+        entries, config = ((), Config()) if self.book_read is None else (self.book_read.entries, self.book_read.config)
+        known = cache(lambda label: _draws_anew(config, label))
+        own = ((entry, [label for label in entry.methods if known(label)]) for entry in entries)
+        return [(entry, labels) for entry, labels in own if labels]
+
+    def grown(self, clean: Collection[Path]) -> frozenset[Path]:
+        """These jobs, and those that began at their models."""
+        found = new = set(clean)
+        while new := {job for base in new for job in self.began_at.get(base, ())} - found:
+            found = found | new
+        return frozenset(found)
+
+    def _standing(
+        self, seed: int, clients: Sequence[str], clean: frozenset[Path], tried: frozenset[Path]
+    ) -> list[Carrier]:
+        """What no request alone decides: models, states, running statistics."""
+        return _Look(self, seed, "", clients, clean, tried).standing()
+
     def _found(self, top: str, seed: int, kind: str) -> list[tuple[Path, str, Path]]:
         """The jobs that have a file of a kind, with its name in the folder, and itself."""
         files = sorted((self.path / top / str(seed)).rglob(kind))
         inside = [path.relative_to(self.path / top) for path in files]
         return [(job.with_suffix(""), f"{top}/{job.as_posix()}", path) for job, path in zip(inside, files, strict=True)]
 
-    def _samples(self, seed: int) -> list[tuple[Path, str, list[Path]]]:
-        """The jobs of whose models scores are kept, each with its folder's name and its files."""
+    def _samples(self, seed: int) -> list[tuple[Path, str, frozenset[str], frozenset[str]]]:
+        """The jobs of whose models scores are kept, each with its folder's name.
+
+        Then the requests without whose rows they all are, and those whose rows can be taken out of them all.
+        """
         files: dict[Path, list[Path]] = {}
         for job, _, path in self.found("samples", seed, "*.safetensors"):
             files.setdefault(job.parent, []).append(path)
-        return [(job, f"samples/{job.as_posix()}", own) for job, own in sorted(files.items())]
+
+        def all_say(own: Sequence[Path], what: str) -> frozenset[str]:
+            return frozenset.intersection(*(frozenset(left_out_at(path, what)) for path in own))
+
+        return [
+            (job, f"samples/{job.as_posix()}", all_say(own, WITHOUT), all_say(own, OVER))
+            for job, own in sorted(files.items())
+        ]
 
 
 def influence(folder: RunFolder, book: Book) -> list[Carrier]:
     """Every file that still carries what a request takes out, and how."""
     found: list[Carrier] = []
-    folder, config = ReadOnce(folder), book.config
+    folder, config = ReadOnce(folder, book), book.config
     for entry in (one for one in book.entries if one.accepted):
         found += carriers(folder, book, entry)
     compared = config.request_ids()
     for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
         for seed in config.seed_list:
-            clean = {Job(seed, own, label).path for own in compared[i:] for label in config.methods.run}
+            clean = frozenset(Job(seed, own, label).path for own in compared[i:] for label in config.methods.run)
             found += _Look(folder, seed, name, request.clients, clean).all()
     return found
 
@@ -280,12 +326,12 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
 
     Of one that others had taken out before, it is what carries those.
     """
-    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder)
+    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder, book)
     if entry.left_by:
         found = [one for other in _left_by(book, entry) for one in carriers(folder, book, other)]
         return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
     clean = without(folder, book, entry)
-    tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
+    tried = frozenset(Job(entry.seed, name, label).path for label in entry.methods for name in entry.names) - clean
     later = [e for e in book.entries if e.seed == entry.seed and (e.leaves_out(entry) or _may_have(e))]
     scored = {name for e in later for name in e.names}
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
@@ -295,10 +341,10 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
     return [*look.all(), *_turned_back(folder, book, entry)]
 
 
-def _turned_back(folder: RunFolder, book: Book, entry: Entry) -> Iterator[Carrier]:
+def _turned_back(folder: ReadOnce, book: Book, entry: Entry) -> Iterator[Carrier]:
     """Models without it that anyone who has them can turn back, and that are not in force any more."""
-    line = book.in_force(entry.seed)
-    after = line[line.index(entry) :] if entry in line else []
+    line, places = folder.line(entry.seed)
+    after = line[places[entry.number] :] if entry.number in places else []
     gone = [e for e in turned_back(book, after) if e.served != line[-1].served]
     how = f"anyone who has it can turn back {way_back(book, entry)}; it is not in force"
     for one, name in ((e, name) for e in gone for name in e.names):
@@ -310,7 +356,7 @@ def _turned_back(folder: RunFolder, book: Book, entry: Entry) -> Iterator[Carrie
 
 
 def look(
-    folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection[Path], compared: Sequence[str] = ()
+    folder: RunFolder, seed: int, clients: Sequence[str], clean: frozenset[Path], compared: Sequence[str] = ()
 ) -> list[Carrier]:
     """What carries clients that no request was filed for.
 
@@ -319,21 +365,15 @@ def look(
     return _Look(ReadOnce(folder), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
-def without(folder: RunFolder, book: Book, entry: Entry) -> set[Path]:
+def without(folder: RunFolder, book: Book, entry: Entry) -> frozenset[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
-    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder)
+    folder = folder if isinstance(folder, ReadOnce) else ReadOnce(folder, book)
     if entry.left_by:
         others = [without(folder, book, other) for other in _left_by(book, entry)]
-        return set.intersection(*others) if others else set()
-    seed = entry.seed
-    line = book.in_force(seed)
-    after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
-    clean = {Job(seed, name, e.method).path for e in after for name in e.names}
-    clean |= _drawn_without(book, entry)
-    new = clean
-    while new := {job for base in new for job in folder.began_at.get(base, ())} - clean:
-        clean |= new
-    return clean
+        return frozenset.intersection(*others) if others else frozenset()
+    found = folder.after(entry.seed, entry.served or 0) if entry.number in folder.line(entry.seed)[1] else frozenset()
+    more = _drawn_without(folder, book, entry)
+    return folder.grown(found | more) if more else found
 
 
 def _left_by(book: Book, entry: Entry) -> list[Entry]:
@@ -341,19 +381,14 @@ def _left_by(book: Book, entry: Entry) -> list[Entry]:
     return [one for one in book.entries if one.request.id in entry.left_by]
 
 
-def _drawn_without(book: Book, entry: Entry) -> set[Path]:
+def _drawn_without(folder: ReadOnce, book: Book, entry: Entry) -> set[Path]:
     """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
-    config = book.config
     served = [
-        (name, e.methods) for e in book.entries if e.seed == entry.seed and e.leaves_out(entry) for name in e.names
+        (name, labels) for e, labels in folder.anew if e.seed == entry.seed and e.leaves_out(entry) for name in e.names
     ]
-    compared = [(name, config.methods.run) for name in _compared_without(config, entry.request)]
-    return {
-        Job(entry.seed, name, label).path
-        for name, labels in [*served, *compared]
-        for label in labels
-        if _draws_anew(config, label)
-    }
+    anew = [label for label in book.config.methods.run if _draws_anew(book.config, label)]
+    compared = [(name, anew) for name in _compared_without(book.config, entry.request)] if anew else []
+    return {Job(entry.seed, name, label).path for name, labels in [*served, *compared] for label in labels}
 
 
 def _compared_without(config: Config, request: Request) -> Iterator[str]:
@@ -387,8 +422,8 @@ class _Look:
     seed: int
     request: str
     clients: Sequence[str]
-    clean: Collection[Path]
-    tried: Collection[Path] = field(default_factory=set)
+    clean: frozenset[Path]
+    tried: frozenset[Path] = frozenset()
     """Jobs that were to take it out, and whose models are not in force."""
     scored: Collection[str] = ()
     """Its own request and those after it: those who left are scored with those who leave, row by row, until purged."""
@@ -402,16 +437,19 @@ class _Look:
         return frozenset((self.request, *self.scored, *self.overlapping))
 
     def all(self) -> list[Carrier]:
+        standing = self.folder.standing(self.seed, tuple(self.clients), self.clean, self.tried)
         return [
-            *self._models(),
-            *self._jobs(),
+            *(replace(one, request=self.request) for one in standing),
             *self._samples(),
             *self._undo(),
             *self._studies(),
             *self._population(),
-            *self._statistics(),
             *self._trajectory(),
         ]
+
+    def standing(self) -> list[Carrier]:
+        """What the clean jobs alone decide; requests that shared a recovery have it in common."""
+        return [*self._models(), *self._jobs(), *self._statistics()]
 
     def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:
         return Carrier(self.request, file, what, kind, part)
@@ -463,23 +501,14 @@ class _Look:
                     yield self._carrier(file, f"what its method kept beside the model ({group})", "part", group)
 
     def _samples(self) -> Iterator[Carrier]:
-        for job, file, scores in self.folder.samples(self.seed):
-            if len(job.parts) == 2 and job not in self.clean:
-                yield self._carrier(file, "scores by a model that carries it", "samples")
-            elif (
-                len(job.parts) > 2
-                and self._speaks_of_it(job)
-                and not all(self.request in self.folder.left_out(one, WITHOUT) for one in scores)
-            ):
-                what = "how a model scores its rows" + self._among_others(job.parts[1])
-                apart = job.parts[1] != self.request and all(
-                    self.request in self.folder.left_out(one, OVER) for one in scores
-                )
-                yield self._carrier(file, what, "samples", self.request if apart else "")
-
-    def _speaks_of_it(self, job: Path) -> bool:
-        """Whether what is kept of a job's models is about these rows, among others or not."""
-        return job.parts[1] in self._spoken_of
+        for job, file, without, apart in self.folder.samples(self.seed):
+            if len(job.parts) == 2:
+                if job not in self.clean:
+                    yield self._carrier(file, "scores by a model that carries it", "samples")
+            elif (asked := job.parts[1]) in self._spoken_of and self.request not in without:
+                what = "how a model scores its rows" + self._among_others(asked)
+                part = self.request if asked != self.request and self.request in apart else ""
+                yield self._carrier(file, what, "samples", part)
 
     def _among_others(self, request: str) -> str:
         own = request in (self.request, *self.overlapping)
@@ -492,7 +521,7 @@ class _Look:
                 yield self._carrier(file, what, "undo")
             elif self.differences is not None and self.request not in self.folder.left_out_of_probe(path):
                 probe = self.folder.probe(path)
-                if probe is None and self._speaks_of_it(job):  # of a layout that this version cannot cut
+                if probe is None and job.parts[1] in self._spoken_of:  # of a layout that this version cannot cut
                     yield self._carrier(file, what + self._among_others(job.parts[1]), "undo")
                 elif probe is not None and self.differences.of_probe(probe) != probe:
                     yield self._carrier(file, what + self._among_others(job.parts[1]), "undo", self.request)

@@ -14,10 +14,10 @@ from unfed.config.config import Config
 from unfed.engines.base import Refusal
 from unfed.federation.robust import Usual
 from unfed.federation.state import Ledger
-from unfed.folder.folder import RunFolder
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import params as digest
 from unfed.model.params import Params
+from unfed.requests.book import Book
 from unfed.requests.entry import Job
 from unfed.requests.reversible import ways_back
 from unfed.requests.saved_state import SavedState
@@ -84,10 +84,10 @@ def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
     return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
 
 
-def model_notes(folder: RunFolder, config: Config, job: Job, round: int, params: Params) -> dict[str, Any]:
+def model_notes(book: Book, config: Config, job: Job, round: int, params: Params) -> dict[str, Any]:
     """What a model's file says of itself."""
     about = {**asdict(job), "round": round, "architecture": config.model.name, "options": config.model.options}
-    about |= {storage.WAY_BACK: back} if (back := ways_back(folder.book(), job)) else {}
+    about |= {storage.WAY_BACK: back} if (back := ways_back(book, job)) else {}
     return {**about, "sha256": digest.digests(params)}
 
 

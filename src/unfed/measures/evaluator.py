@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -281,15 +281,19 @@ class Evaluator:
         stamped = self._held_out.stamped(params)
         if not self._requests or self._requests[-1].deleted:
             return Evidence(self._no_forget, self._no_forget, self._no_forget, stamped)
-        scoped = self._scope.scoped(self._requests, gone=self._requests[:-1])
-        rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
-        if not len(rows):
+        if not len(rows := self._last):
             return Evidence(GONE, GONE, GONE, stamped)
         seen, labels = self._score(params, rows), self._source.labels
         own: Losses | str = Losses.of(seen.loss, labels[rows.to(labels.device)], seen.correct)
         if self._planted(rows):
             own = PLANTED
         return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)
+
+    @cached_property
+    def _last(self) -> Tensor:
+        """The last request's rows that no other names."""
+        scoped = self._scope.scoped(self._requests, gone=self._requests[:-1])
+        return torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
 
     def reactions(self, params: Params) -> Reactions | str:
         """How a model answers on the test images to triggers of the gate's own, or why that is not known."""

@@ -455,7 +455,8 @@ class AppLedger:
         missed = listed([word for word, holds in reached.items() if not holds], "and")
         self.settle(done=True)
         turn.finished = f"all rounds, not {missed}" if missed else ", ".join(reached) or "all rounds"
-        self.folder.save_model(turn.job, params, model_notes(self.folder, self._config, turn.job, turn.round, params))
+        notes = model_notes(self.folder.book(), self._config, turn.job, turn.round, params)
+        self.folder.save_model(turn.job, params, notes)
         self._save(params, pruned=True)
         for place, entry in enumerate(turn.entries):
             if entry.state == "fulfilled":

@@ -459,7 +459,7 @@ class JobRunner:
     def _write_model(self, state: State) -> State:
         state = state if self._best_params is None else replace(state, params=self._best_params)
         if not self.folder.model_file(self.job).exists() or self.spec.until is not None:
-            numbers = model_notes(self.folder, self.world.config, self.job, state.round, state.params)
+            numbers = model_notes(self.folder.book(), self.world.config, self.job, state.round, state.params)
             self.folder.save_model(self.job, state.params, numbers)
         return state
 

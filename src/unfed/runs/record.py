@@ -340,7 +340,7 @@ def _seen(run: RunRecord, client: str, seed: int) -> _Seen:
         return _Seen(seed, entry, clean, carriers.carriers(run.folder, book, entry))
     asked = [i for i, request in enumerate(run.config.request) if client in request.clients]
     compared = run.config.request_ids()[asked[0] :] if asked else ()
-    clean = {Job(seed, name, label).path for name in compared for label in run.config.methods.run}
+    clean = frozenset(Job(seed, name, label).path for name in compared for label in run.config.methods.run)
     return _Seen(seed, None, clean, carriers.look(run.folder, seed, (client,), clean, compared), tuple(compared))
 
 

@@ -332,7 +332,7 @@ class Queue:
             evaluator = run.world(one.seed).evaluator(own)
             if batch.shared is not None:
                 run.score_before(one.seed, own, params, base=base, evaluator=evaluator)
-                turned = HandedOver(params, after, own, began_with, rounds)
+                turned = HandedOver(params, after, own, began_with, rounds, book)
                 hand_over(self._folder, run.config, batch, one, turned, evaluator)
             beside = {other.id for other in batch.besides(one)}
             found.append((one, self._judge(evaluator, one, params, after, negated_by(book, one.job), beside)))

@@ -73,7 +73,7 @@ def in_force(run: Run, seed: int) -> InForce:
     served = tuple(entry.request.id for entry in in_order(entries))
     gone = [entry.request for entry in entries if entry.state == "fulfilled"]
     unsettled = [entry for entry in entries if entry.state != "fulfilled"]
-    folder = carriers.ReadOnce(run.folder)
+    folder = carriers.ReadOnce(run.folder, book)
     spared = [e for e in unsettled if job.path in carriers.without(folder, book, e)]
     owed = tuple(entry.request.id for entry in unsettled if entry not in spared)
     never_saw = tuple(entry.request.id for entry in spared)

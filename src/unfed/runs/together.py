@@ -27,6 +27,7 @@ from unfed.measures import trajectory
 from unfed.measures.evaluator import Scorer
 from unfed.methods import Method, State
 from unfed.model.params import Params
+from unfed.requests.book import Book
 from unfed.requests.entry import SHARED, Entry, Job, now
 from unfed.requests.options import Until
 from unfed.runs.progress import Watch
@@ -182,9 +183,9 @@ def hand_over(
         numbers = {"offset": left.offset, "diary": left.to_json()}
         numbers |= whole.to_json(include={"finished", "rounds", "versions"})
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
-        folder.save_model(own, turn.after, model_notes(folder, config, own, round, turn.after))
+        folder.save_model(own, turn.after, model_notes(turn.book, config, own, round, turn.after))
     elif not folder.model_file(own).exists():
-        folder.save_model(own, turn.after, model_notes(folder, config, own, whole.round, turn.after))
+        folder.save_model(own, turn.after, model_notes(turn.book, config, own, whole.round, turn.after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +198,7 @@ class HandedOver:
     """Those that are out, the others that share, and last the one that is looked at."""
     base: Mapping[str, Any]
     rounds: JobRounds
+    book: Book
 
 
 @dataclass(frozen=True)
