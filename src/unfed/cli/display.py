@@ -375,8 +375,8 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
     again, left_by = (entry.again, entry.left_by) if entry else ({}, ())
     asked = RequestInfo(id=request, again=again, left_by=left_by)
     before = next((line for line in lines if line["method"] == "before"), None)
-    for name, shows in earlier_words(asked, before, last):
-        say(f"Earlier request {name}: {shows}.")
+    for heading, shows in earlier_words(asked, before, last):
+        say(f"{heading}: {shows}.")
     now = in_force(run, entry.seed if entry else run.config.seed_list[0])
     say(f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file.")
 

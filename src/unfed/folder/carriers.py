@@ -183,7 +183,7 @@ MEAN = "running_mean"
 _OWN = (PARAMS, BEST, OPTIMISER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Carrier:
     """A file, or a folder of files, that carries what a request takes out."""
 
@@ -511,8 +511,7 @@ class _Look:
                 yield self._carrier(file, what, "samples", part)
 
     def _among_others(self, request: str) -> str:
-        own = request in (self.request, *self.overlapping)
-        return "" if own else f", among those that had left by request {request}"
+        return "" if request in (self.request, *self.overlapping) else ", among those of others"
 
     def _undo(self) -> Iterator[Carrier]:
         for job, file, path in self.folder.found("undo", self.seed, "*.json"):

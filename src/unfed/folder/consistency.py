@@ -37,6 +37,26 @@ def digest_of_start(path: Path, length: int) -> str | None:
     return hashlib.sha256(data[:length]).hexdigest() if len(data) >= length else None
 
 
+class DigestSoFar:
+    """`digest_of_start` of a growing file, which reads on where it stopped. After a cut it must forget."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self, node: int = 0) -> None:
+        self._node, self._length, self._sha = node, 0, hashlib.sha256()
+
+    def of_start(self, path: Path, length: int) -> str | None:
+        storage.refuse_no_file(path)
+        if not path.exists() or (about := path.stat()).st_size < length:
+            return digest_of_start(path, length)
+        if about.st_ino != self._node or length < self._length:  # another file, put in its place
+            self.forget(about.st_ino)
+        self._sha.update(storage.content(path, start=self._length)[: length - self._length])
+        self._length = length
+        return self._sha.hexdigest()
+
+
 def file_digest(path: Path) -> str | None:
     """SHA-256 of a file, as `sha256sum` gives it; None where there is none."""
     storage.refuse_no_file(path)

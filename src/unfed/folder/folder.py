@@ -111,6 +111,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._logs: dict[Path, HistoryLog] = {}
+        self._digest = consistency.DigestSoFar()
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
@@ -183,6 +184,7 @@ class RunFolder:
     def cut_back(self) -> None:
         """Cut the trajectory to what a saved state vouches for."""
         storage.cut(self.trajectory, consistency.vouched(self.path, list(self.states())))
+        self._digest.forget()
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class RunFolder:
         came_out = state.tensors.get(BEST) or state.params
         return {
             "run": consistency.file_digest(self.path / "run.json"),
-            "trajectory": consistency.digest_of_start(self.trajectory, int(numbers["offset"])),
+            "trajectory": self._digest.of_start(self.trajectory, int(numbers["offset"])),
             "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
             **consistency.log_kept(self.path),
         }

@@ -78,10 +78,8 @@ class Differences:
     def __init__(self, folder: RunFolder, config: Config, entries: Sequence[Entry], also: str = "") -> None:
         self._folder, described = folder, folder.description()
         self._compared = list(config.request_ids())
-        about: dict[str, Plain] = {one.id: one.to_json() for one in described.requests}
-        about |= {e.request.id: e.described or {} for e in entries}
-        self._rows: dict[str, Any] = {name: one.get("forgotten_rows") for name, one in about.items()}
-        self._held = {name: one.get("validation_rows") for name, one in about.items()}
+        self._about: dict[str, Plain] = {one.id: one.to_json() for one in described.requests}
+        self._about |= {e.request.id: e.described or {} for e in entries}
         purged = [e for e in entries if e.purged or e.request.id == also]
         atoms = [self._atom(e.request.id, e.names, bool(e.left_by), e.request.deleted) for e in purged]
         self._parted: set[int] = set()
@@ -95,10 +93,16 @@ class Differences:
         self._saved = cache(folder.saved)
         self._lines = folder.lines() if self.atoms or self._parted else []
         self._also = also
-        self._last = {_path(job_of(line)): line for line in self._lines}
+
+    @cached_property
+    def _last(self) -> dict[Path, Line]:
+        return {_path(job_of(line)): line for line in self._lines}
+
+    def _rows(self, request: str) -> Any:
+        return self._about.get(request, {}).get("forgotten_rows")
 
     def _atom(self, request: str, names: Iterable[str], left: bool = False, deleted: bool = False) -> Atom:
-        rows, held = self._rows.get(request), self._held.get(request)
+        rows, held = self._rows(request), self._about.get(request, {}).get("validation_rows")
         few = not left and (rows is None or 0 < rows < FEWEST)
         retained = (RETAIN if few else ()) + (VALIDATION if held is None or 0 < held < FEWEST else ())
         return Atom(request, frozenset(names), too_few(rows) if few else "", retained, deleted)
@@ -154,7 +158,7 @@ class Differences:
         forget = line["forget"]
         shares = {name: share for name, share in line["earlier"].items() if is_measured(share)}
         shares |= {str(line["request"]): own} if is_measured(own) else {}
-        if not is_measured(forget) or not all(self._rows.get(name) for name in shares):
+        if not is_measured(forget) or not all(map(self._rows, shares)):
             return own if is_measured(forget) else forget
         others = {name: share for name, share in shares.items() if name != atom.request}
         if not others or abs(self._mean(shares) - forget) > 1e-6:  # it was over other rows: not those purged before
@@ -162,8 +166,8 @@ class Differences:
         return self._mean(others)
 
     def _mean(self, shares: Mapping[str, Any]) -> float:
-        weight = sum(self._rows[name] for name in shares)
-        return float(sum(self._rows[name] * share for name, share in shares.items()) / weight)
+        weight = sum(map(self._rows, shares))
+        return float(sum(self._rows(name) * share for name, share in shares.items()) / weight)
 
     def _base(self, line: Line) -> Path | None:
         """The job at whose model a line's job began; None if that is not known any more."""

@@ -10,6 +10,7 @@ Every number comes from the rows of the tables, so words and numbers cannot disa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from unfed.errors import counted
@@ -269,10 +270,14 @@ def again_words(
     return "; ".join(said) + few
 
 
+MOST = 20
+"""So many earlier requests are spoken of one by one."""
+
+
 def earlier_words(
     request: RequestInfo, before: Mapping[str, Any] | None, last: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """What the models before and after a request show of every earlier one, by its id."""
+    """What the models before and after a request show of earlier ones, of many the first, with headings."""
     was: Mapping[str, Value] = (before.get("earlier") if before else None) or {}
     now: Mapping[str, Value] = (last.get("earlier") if last else None) or {}
     whose = "the model that was tried" if not_taken_out(request) else "the new model"
@@ -280,8 +285,10 @@ def earlier_words(
         now, was, whose = now or was, {}, "the model in force"
     line = last or before
     tested = ((line.get("rows") if line else None) or {}).get("test", 0)
-    each = {name: {"forget": value, **request.again.get(name, {})} for name, value in now.items()}
-    return [(name, again_words(one, was.get(name), whose, tested)) for name, one in each.items()]
+    each = ((name, {"forget": value, **request.again.get(name, {})}) for name, value in islice(now.items(), MOST))
+    said = [(f"Earlier request {name}", again_words(one, was.get(name), whose, tested)) for name, one in each]
+    more = [(f"{len(now) - MOST} more earlier requests", "`trajectory.jsonl` has them")]
+    return said + more[: len(now) > MOST]
 
 
 # --- whether the model forgot, and what it lost -----------------------------------------------------------------------
