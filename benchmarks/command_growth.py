@@ -9,7 +9,7 @@
     requests     1 to 1,000 requests in a folder, each for one row, all served; then one more
 
 A row is one command as a process of its own, start of Python included: CPU seconds (user and system) and the peak of
-memory. A slope is the exponent over the last ten-fold step, after what the command takes at the smallest size is
+memory. A slope is the exponent over the last ten-fold step, after the least that the command takes at any size is
 subtracted: 1 is linear.
 """
 
@@ -141,11 +141,14 @@ def table(record: Path) -> str:
 
 
 def slope(seconds: Sequence[float]) -> str:
-    """The exponent over the last ten-fold step, beyond what the smallest size takes; "flat" below half a second."""
-    first, before, last = seconds[0], seconds[-2], seconds[-1]
-    if last - first < 0.5:
+    """The exponent over the last ten-fold step, beyond the least of them; "flat" below half a second.
+
+    "?" where the step begins too near the least to tell.
+    """
+    least, before, last = min(seconds), seconds[-2], seconds[-1]
+    if last - least < 0.5:
         return "flat"
-    return f"{math.log10((last - first) / max(before - first, 0.02)):.1f}"
+    return f"{math.log10((last - least) / (before - least)):.1f}" if before - least > 0.25 else "?"
 
 
 def main() -> None:

@@ -220,19 +220,16 @@ def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor
 
     Beside them it gives dropout keys per step.
     """
-    keys = rng.fold(keys, epochs)[:, None]
-    places = torch.arange(held[0].shape[1], device=keys.device)
-    words = rng.words(rng.fold(keys, rng.ORDER), places)
-    words = torch.where(places < counts[:, None], words, rng.WORD)
+    keys, device = rng.fold(keys, epochs)[:, None], keys.device
+    # One fold for all purposes, one call for all words: on a GPU every operation on these small tensors is a launch.
+    purposes = rng.fold(keys, torch.arange(rng.ORDER, rng.LABEL + 1, device=device))[..., None]
+    ordering, augment, dropout, label = purposes.unbind(1)
+    places = torch.arange(held[0].shape[1], device=device)
+    words = torch.where(places < counts[:, None], rng.words(ordering, places), rng.WORD)
     order = torch.argsort(words, dim=1, stable=True)
     positions, rows, forget = (table.gather(1, order) for table in held)
-    return [
-        rows,
-        forget,
-        rng.words(rng.fold(keys, rng.AUGMENT), positions),
-        rng.words(rng.fold(keys, rng.LABEL), positions),
-        rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
-    ]
+    drawn = rng.words(torch.stack([augment, label], 1), positions[:, None])
+    return [rows, forget, *drawn.unbind(1), rng.fold(dropout, torch.arange(steps, device=device))]
 
 
 # --- the one step, mapped over a stack --------------------------------------------------------------------------------
