@@ -8,8 +8,8 @@
     parameters   10⁴ to 10⁸ parameters in a two-layer network; 4 clients
     requests     1 to 1,000 requests in a folder, each for one row, all served; then one more
 
-A row is one command as a process of its own, start of Python included: CPU seconds (user and system) and the peak of
-memory. A slope is the exponent over the last ten-fold step, after the least that the command takes at any size is
+A row is one command as a process of its own, start of Python included: CPU seconds, those that the system took (to
+hand out memory, above all), and the peak of memory. A slope is the exponent over the last ten-fold step, after the least that the command takes at any size is
 subtracted: 1 is linear.
 """
 
@@ -76,7 +76,7 @@ engine.threads = 1
 """
 
 
-def spent(words: Sequence[str], folder: Path) -> dict[str, object]:
+def spent(words: Sequence[str], folder: Path) -> dict[str, float]:
     """One command as a process: its CPU seconds, its peak of memory."""
     there = os.getcwd()
     os.chdir(folder)
@@ -90,7 +90,8 @@ def spent(words: Sequence[str], folder: Path) -> dict[str, object]:
             sys.exit(f"unfed {' '.join(words)} ended with {code}: {Path('said.txt').read_text()[-600:]}")
     finally:
         os.chdir(there)
-    return {"cpu_seconds": round(used.ru_utime + used.ru_stime, 3), "peak_mib": used.ru_maxrss // 1024}
+    seconds = {"cpu_seconds": round(used.ru_utime + used.ru_stime, 3), "of_the_system": round(used.ru_stime, 3)}
+    return {**seconds, "peak_mib": used.ru_maxrss // 1024}
 
 
 def measured(axis: str, size: int, folder: Path) -> Iterator[dict[str, object]]:
@@ -112,7 +113,7 @@ def measured(axis: str, size: int, folder: Path) -> Iterator[dict[str, object]]:
     yield {"command": "purge", **spent(["purge", run, "--request", "last", "--yes", code], folder)}
 
 
-def served(folder: Path, requests: int) -> dict[str, object]:
+def served(folder: Path, requests: int) -> dict[str, float]:
     """So many requests for one row each are filed, then served together by `unfed resume`: the resume is measured."""
     from unfed import plugins
 
