@@ -9,8 +9,8 @@
     requests     1 to 1,000 requests in a folder, each for one row, all served; then one more
 
 A row is one command as a process of its own, start of Python included: CPU seconds, those that the system took (to
-hand out memory, above all), and the peak of memory. A slope is the exponent over the last ten-fold step, after the least that the command takes at any size is
-subtracted: 1 is linear.
+hand out memory, above all), and the peak of memory. A slope is the exponent over the last ten-fold step, after the
+least that the command takes at any size is subtracted: 1 is linear.
 """
 
 from __future__ import annotations
