@@ -190,3 +190,41 @@ def test_commands_are_quoted_and_ask_for_leave_where_the_run_names_code(tmp_path
     assert plain.command("forget", "--id", "a b") == f"unfed forget '{folder}' --id 'a b'"
     plain.config = plain.config.model_copy(update={"model": plain.config.model.model_copy(update={"name": "my:net"})})
     assert plain.command("forget").endswith("--allow-code") and "--allow-code" not in plain.command("export")
+
+
+def many(count: int, **standing: Any) -> str:
+    """A page of so many requests alike."""
+    run, lines = asked({**FULFILLED, **standing})
+    names = [f"one-{n}" for n in range(count)]
+    first = run["requests"][0]
+    run["requests"] = [first | {"id": name, "number": n + 1} for n, name in enumerate(names)]
+    shares = dict.fromkeys(names, 50.0)
+    copies = [
+        line | {"request": name, "earlier": {one: share for one, share in shares.items() if one != name}}
+        for name in names
+        for line in lines
+        if line["request"] == first["id"]
+    ]
+    return render(run, [*(line for line in lines if line["request"] is None), *copies])
+
+
+def test_five_requests_are_told_one_by_one_and_six_are_rows_of_a_table_and_folded_away() -> None:
+    few, more = many(5), many(6)
+    assert few.count('<dl class="answers">') == 5 and "<summary>one-0:" not in few
+    assert '<dl class="answers">' not in more and more.count("What happened</th>") == 1
+    for n in range(6):
+        assert f'<th scope="row">one-{n}</th>' in more
+        assert more.count(f"<summary>one-{n}: ") == 2  # for the officer, for the researcher
+
+
+def test_requests_that_one_job_served_are_not_called_earlier_than_each_other() -> None:
+    apart, together = many(3), many(3, shared="together-1")
+    assert apart.count("<dt>Earlier request one-") == 6 and "Taken out with it" not in apart
+    assert "Earlier request" not in together
+    assert together.count("<dt>Taken out with it</dt><dd>2 other requests</dd>") == 3
+
+
+def test_of_many_earlier_requests_twenty_are_told() -> None:
+    page = many(23)
+    assert page.count("<dt>Earlier request one-") == 23 * 20
+    assert page.count("<dt>2 more earlier requests</dt><dd><code>trajectory.jsonl</code> has them</dd>") == 23

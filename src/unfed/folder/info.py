@@ -64,6 +64,8 @@ class RequestInfo(AskedRequest):
     again: Mapping[str, Mapping[str, int | Value]] = {}
     left_by: Texts = ()
     superseded: str | None = None
+    shared: str | None = None
+    """The job that served it and others together."""
     standing: str | None = None
     owed: bool = False
     way_out: str | None = None

@@ -107,6 +107,8 @@ def officer_part(
             for client in clients:
                 asked.setdefault(client, []).append(int(t))
     rounds = sorted({t for own in asked.values() for t in own})
+    beside = [one for one in run.requests if request.shared and one.shared == request.shared]
+    with_it = {one.id for one in beside} - {request.id}
     return OfficerPart(
         request=request,
         method=name_of(method) if method else "",
@@ -114,7 +116,7 @@ def officer_part(
         job=job,
         models=[job for job in jobs if job.came_out],
         begun=bool(lines),
-        earlier=earlier_words(request, before[-1] if before else None, lines[-1] if lines else None),
+        earlier=earlier_words(request, before[-1] if before else None, lines[-1] if lines else None, with_it),
         rounds=rounds,
         clients=[
             AskedClient(client, client in leavers, asked[client], _cells(asked[client], rounds))

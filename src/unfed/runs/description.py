@@ -93,7 +93,7 @@ _ALWAYS = ("created", "method", "until", "state", "reason", "why", "changed", "s
 def request_info(entry: Entry, way_out: Callable[[Entry], str], about: Mapping[str, Any]) -> RequestInfo:
     """Where a deletion request stands; `about` says what it concerns."""
     found = {**about, **{name: getattr(entry, name) for name in (*_ALWAYS, "attempts")}}
-    found |= {name: value for name in ("again", "left_by", "superseded") if (value := getattr(entry, name))}
+    found |= {name: value for name in ("again", "left_by", "superseded", "shared") if (value := getattr(entry, name))}
     found |= {"standing": entry.standing, "owed": entry.owed, "way_out": way_out(entry) if entry.owed else None}
     return RequestInfo.model_validate(found)
 
