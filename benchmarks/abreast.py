@@ -9,7 +9,8 @@ A window of G neighbouring outputs of a line is KH runs of (KW + G − 1)·CI nu
 
 It reads (KW + G − 1)/(KW·G) of the numbers, for (KW + G − 1)/KW of the multiplications. With G = 4 the first layer
 reads padded images as they are. Loads of 8 bytes go through a multiprocessor's own cache, those of 16 around it: that
-is what `piece` says. No engine uses any of this: what is faster here belongs into `engines/compiled/`, the rest goes.
+is what `piece` says. No engine uses any of this: none of it has run on a GPU yet. What is faster there belongs into
+`engines/compiled/`, the rest goes. `abreast.patch` puts G = 4 into the engine's first layers, to time whole rounds.
 Candidates are compiled in 14 processes first; then they run one at a time.
 """
 
