@@ -39,6 +39,15 @@ def gaps(steps: list[Any]) -> list[str]:
     ]
 
 
+def around(where: str, events: list[Any]) -> str:
+    """What a round does before its first step, or after its last."""
+    busy = sum(e.time_range.elapsed_us() for e in events)
+    whole = events[-1].time_range.end - events[0].time_range.start
+    longest = sorted(events, key=lambda e: -e.time_range.elapsed_us())[:4]
+    names = ", ".join(f"{e.time_range.elapsed_us():.0f} us {e.name[:60]}" for e in longest)
+    return f"traced: {where} the steps {len(events)} kernels in {whole:.0f} us, {busy:.0f} busy; longest: {names}"
+
+
 def main() -> None:
     device = torch.device("cuda")
     work = synthetic(device)
@@ -59,6 +68,8 @@ def main() -> None:
         f"traced: {(last - begun) / (len(ends) - 1):.1f} us from step to step, {len(step)} kernels,"
         f" {sum(e.time_range.elapsed_us() for e in step):.1f} us of them busy",
         f"traced: first step ends {begun - events[0].time_range.start:.0f} us after the round's first kernel",
+        around("before", events[: ends[0] + 1 - len(step)]),
+        around("after", events[ends[-1] + 1 :]),
         *gaps([events[a + 1 : b + 1] for a, b in pairwise(ends) if b - a == ends[6] - ends[5]]),
         *(f"{e.time_range.elapsed_us():8.1f} us  {e.name[:110]}" for e in step),
     ]
