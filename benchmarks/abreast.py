@@ -303,6 +303,26 @@ def tried(case: Case, name: str, t: Tried, programs: int, small: bool, alone: bo
         return {**row, "failed": type(error).__name__}
 
 
+def head(splits: int, device: str = "cuda", entering: int = 4096) -> dict[str, Callable[[], Tensor]]:
+    """The last layer, 4096 features to 10 classes: few, long sums; cut into pieces, more of them run at once.
+
+    Features come in pieces [C·S, B, 4096/S], as the kernel that flattens them would write them.
+    """
+    clients, rows, dtype = 10, 64, torch.bfloat16 if device == "cuda" else torch.float32
+    x = torch.randn(clients * splits, rows, entering // splits, device=device).to(dtype)
+    w = torch.randn(clients, entering, 10, device=device).to(dtype)
+    dy = torch.randn(clients, rows, 10, device=device).to(dtype)
+
+    def forward() -> Tensor:
+        return torch.bmm(x, w.view(len(x), -1, 10)).view(clients, splits, rows, 10).sum(1)
+
+    def weight() -> Tensor:
+        each = dy[:, None].expand(-1, splits, -1, -1).reshape(len(x), rows, 10)
+        return torch.bmm(x.transpose(1, 2), each).view(clients, entering, 10)
+
+    return {"head": forward, "head weight": weight}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="check one candidate of each kind on small images")
@@ -317,6 +337,9 @@ def main() -> None:
     case = Case("cpu" if options.small else "cuda", options.small)
     wanted = [(name, *own) for name in names for own in (small(name) if options.small else candidates(name))]
     rows = [tried(case, *one, options.small, alone) for one in wanted[options.compile :: WORKERS if not alone else 1]]
+    for splits in (1, 2, 4, 8, 16, 32) if alone and not options.small else ():
+        rows += [{"kernel": name, "splits": splits, "us": timed(run)} for name, run in head(splits).items()]
+    names += ["head", "head weight"]
     for name in names if alone else ():
         own = [row for row in rows if row["kernel"] == name]
         for row in sorted(own, key=lambda row: float(str(row.get("us", "inf"))))[:8]:
