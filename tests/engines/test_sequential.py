@@ -86,24 +86,7 @@ def test_ragged_clients_with_augmentation_are_the_same_replayed_and_share_their_
     assert_replayed(plan_of(replace(BASE, epochs=2)), clients, made)
     shapes = {shape for deck in recorded._decks[made[0]].values() for shape in deck._steps}
     # Full batches without weights, smaller ones padded to a full one, and a batch that one more row has joined.
-    assert {tuple(shape[:3]) for shape in shapes} == {(1, 1, False), (1, 8, False), (1, 8, True), (1, 9, False)}
-
-
-@pytest.mark.parametrize(("rows", "network", "steps"), [(27, "cnn-tiny-bn", 2), (38, "cnn-tiny-bn", 2), (27, "mlp", 1)])
-def test_the_last_batch_of_a_long_pass_is_replayed_but_not_compiled(
-    monkeypatch: pytest.MonkeyPatch, rows: int, network: str, steps: int
-) -> None:
-    compiled, made = list[Any](), model(network)
-
-    def noted(module: Any, inputs: Any) -> Any:
-        compiled.append(module)
-        return module
-
-    monkeypatch.setattr(recorded, "compiler", noted)
-    monkeypatch.setattr(recorded, "RARE", 3)
-    assert_replayed(plan_of(BASE), federation((rows,)), made)
-    shapes = {shape for deck in recorded._decks[made[0]].values() for shape in deck._steps}
-    assert (len(compiled), len(shapes)) == (1, steps)
+    assert shapes == {(1, 1, False), (1, 8, False), (1, 8, True), (1, 9, False)}
 
 
 @pytest.mark.slow
@@ -133,8 +116,7 @@ def test_every_rule_that_can_be_recorded_is_the_same_replayed(phase: Phase) -> N
     context = {"last": PerClient({name: another(5 + i, name="mlp") for i, name in enumerate(clients)})}
     assert_replayed(plan_of(phase), clients, made, context)
     (deck,) = recorded._decks[made[0]].values()
-    shapes = {tuple(shape[:3]) for shape in deck._steps}
-    assert shapes == {(1, 8, True)}, "without batch statistics one recording serves smaller batches too"
+    assert set(deck._steps) == {(1, 8, True)}, "without batch statistics one recording serves smaller batches too"
 
 
 def test_what_cannot_be_recorded_goes_through_the_reference() -> None:

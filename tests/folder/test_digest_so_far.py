@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from unfed import storage
+from unfed.federation.state import State
 from unfed.folder.consistency import DigestSoFar, digest_of_start
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Job
 
 
 def test_it_reads_on_where_it_stopped_and_equals_the_start_read_anew(
@@ -39,3 +43,14 @@ def test_after_a_cut_it_forgets_and_another_file_in_its_place_is_read_whole(tmp_
     assert so_far.of_start(path, 4) == digest_of_start(path, 4)
     storage.write_bytes(path, b"six\n")
     assert so_far.of_start(path, 4) == digest_of_start(path, 4)
+
+
+def test_a_folder_that_cut_its_trajectory_vouches_for_what_came_instead(tmp_path: Path) -> None:
+    folder, job = RunFolder(tmp_path), Job(0, None, "train")
+    for line in ("one", "two"):
+        length = storage.append_line(folder.trajectory, line)
+        folder.save_state(job, State({"w": torch.ones(1)}, round=1), {"offset": length, "finished": None})
+        saved = folder.saved(job)
+        assert saved is not None and saved.bound.trajectory == digest_of_start(folder.trajectory, length)
+        storage.remove(folder.state_file(job))
+        folder.cut_back()

@@ -94,9 +94,11 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
         assert set(line["asked"]) == {"1", "2"} and not {"1", "2"} & {c for row in line["asked"].values() for c in row}
         entry = run.queue.book.find(name)
         assert entry is not None and entry.gate is not None and entry.shared == "together-1"
+        assert {e.request.id for e in run.queue.book.mates(entry)} == {"client-1", "client-2"} - {name}
     assert check(run.folder).findings == [] and status(run).state == "finished"
     page = Path(write_report(run)).read_text()
     assert "client-1" in page and "client-2" in page and "together-1" in page
+    assert page.count("<dt>Taken out with it</dt><dd>1 other request</dd>") == 2
 
 
 def test_who_left_before_is_measured_again_and_who_shares_the_model_speaks_for_itself(run: Run) -> None:

@@ -375,7 +375,7 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
     again, left_by = (entry.again, entry.left_by) if entry else ({}, ())
     asked = RequestInfo(id=request, again=again, left_by=left_by)
     before = next((line for line in lines if line["method"] == "before"), None)
-    with_it = {one.request.id for one in run.queue.book.entries if entry and one.number in entry.together} - {request}
+    with_it = {one.request.id for one in run.queue.book.mates(entry)} if entry else set()
     for heading, shows in earlier_words(asked, before, last, with_it):
         say(f"{heading}: {shows}.")
     now = in_force(run, entry.seed if entry else run.config.seed_list[0])

@@ -199,14 +199,14 @@ class Carrier:
 class ReadOnce(RunFolder):
     """A run folder for a look at many requests.
 
-    Each file is read once, however many of them ask for it, and what those that shared a recovery have in common is
+    Each file is read once, however many of them ask for it. What requests of one shared recovery have in common is
     looked up once.
     """
 
-    def __init__(self, folder: RunFolder, book: Book | None = None) -> None:
+    def __init__(self, folder: RunFolder, book: Book) -> None:
         super().__init__(folder.path)
-        self.book_read = book
-        self.standing, self.after, self.line = cache(self._standing), cache(self._after), cache(self._line)
+        self._book = book
+        self.standing, self.after, self.in_force = cache(self._standing), cache(self._after), cache(self._in_force)
         self.samples = cache(self._samples)
         self.names_at = cache(lambda file: storage.names_of(self.path / file))
         self.left_out_of_probe, self.probe = cache(left_out), cache(read_at)
@@ -252,22 +252,21 @@ class ReadOnce(RunFolder):
                 found.setdefault(Path(saved.base.model), []).append(job)
         return found
 
-    def _line(self, seed: int) -> tuple[list[Entry], dict[int, int]]:
-        """The requests in force in their order, and the place of each by its number."""
-        line = [] if self.book_read is None else self.book_read.in_force(seed)
-        return line, {entry.number: place for place, entry in enumerate(line)}
+    def _in_force(self, seed: int) -> tuple[list[Entry], dict[int, int]]:
+        """The requests in force in their order, and the index of each by its number."""
+        line = self._book.in_force(seed)
+        return line, {entry.number: i for i, entry in enumerate(line)}
 
     def _after(self, seed: int, place: int) -> frozenset[Path]:
-        """The jobs of the requests in force from a place on, and what grew out of them."""
-        line = (e for e in self.line(seed)[0] if (e.served or 0) >= place)
+        """The jobs of the requests that were served at a place or later, and what grew out of them."""
+        line = (e for e in self.in_force(seed)[0] if (e.served or 0) >= place)
         return self.grown({Job(seed, name, e.method).path for e in line for name in e.names})
 
     @cached_property
-    def anew(self) -> list[tuple[Entry, list[str]]]:
-        """The requests for which a method started over, and those methods."""
-        entries, config = ((), Config()) if self.book_read is None else (self.book_read.entries, self.book_read.config)
-        known = cache(lambda label: _draws_anew(config, label))
-        own = ((entry, [label for label in entry.methods if known(label)]) for entry in entries)
+    def started_over(self) -> list[tuple[Entry, list[str]]]:
+        """The requests for which a method trained from the beginning, each with those methods."""
+        known = cache(lambda label: _draws_anew(self._book.config, label))
+        own = ((entry, [label for label in entry.methods if known(label)]) for entry in self._book.entries)
         return [(entry, labels) for entry, labels in own if labels]
 
     def grown(self, clean: Collection[Path]) -> frozenset[Path]:
@@ -343,8 +342,8 @@ def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
 
 def _turned_back(folder: ReadOnce, book: Book, entry: Entry) -> Iterator[Carrier]:
     """Models without it that anyone who has them can turn back, and that are not in force any more."""
-    line, places = folder.line(entry.seed)
-    after = line[places[entry.number] :] if entry.number in places else []
+    line, index = folder.in_force(entry.seed)
+    after = line[index[entry.number] :] if entry.number in index else []
     gone = [e for e in turned_back(book, after) if e.served != line[-1].served]
     how = f"anyone who has it can turn back {way_back(book, entry)}; it is not in force"
     for one, name in ((e, name) for e in gone for name in e.names):
@@ -362,7 +361,7 @@ def look(
 
     `clean` are the jobs that left them out, `compared` the requests of a comparison that did.
     """
-    return _Look(ReadOnce(folder), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
+    return _Look(ReadOnce(folder, folder.book()), seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
 def without(folder: RunFolder, book: Book, entry: Entry) -> frozenset[Path]:
@@ -371,7 +370,8 @@ def without(folder: RunFolder, book: Book, entry: Entry) -> frozenset[Path]:
     if entry.left_by:
         others = [without(folder, book, other) for other in _left_by(book, entry)]
         return frozenset.intersection(*others) if others else frozenset()
-    found = folder.after(entry.seed, entry.served or 0) if entry.number in folder.line(entry.seed)[1] else frozenset()
+    in_force = entry.number in folder.in_force(entry.seed)[1]
+    found = folder.after(entry.seed, entry.served or 0) if in_force else frozenset()
     more = _drawn_without(folder, book, entry)
     return folder.grown(found | more) if more else found
 
@@ -384,7 +384,10 @@ def _left_by(book: Book, entry: Entry) -> list[Entry]:
 def _drawn_without(folder: ReadOnce, book: Book, entry: Entry) -> set[Path]:
     """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
     served = [
-        (name, labels) for e, labels in folder.anew if e.seed == entry.seed and e.leaves_out(entry) for name in e.names
+        (name, labels)
+        for e, labels in folder.started_over
+        if e.seed == entry.seed and e.leaves_out(entry)
+        for name in e.names
     ]
     anew = [label for label in book.config.methods.run if _draws_anew(book.config, label)]
     compared = [(name, anew) for name in _compared_without(book.config, entry.request)] if anew else []
@@ -448,7 +451,7 @@ class _Look:
         ]
 
     def standing(self) -> list[Carrier]:
-        """What the clean jobs alone decide; requests that shared a recovery have it in common."""
+        """What only the jobs decide; requests of one shared recovery have it in common."""
         return [*self._models(), *self._jobs(), *self._statistics()]
 
     def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:

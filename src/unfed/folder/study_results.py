@@ -220,9 +220,10 @@ class Target:
 def targets(folder: RunFolder, config: Config) -> list[Target]:
     """Every model that a method left on a request, of the comparison and of what was served."""
     found: list[Target] = []
-    asked = config.requests()
+    asked, book = config.requests(), folder.book()
+    entries = {e.request.id: e for e in book.entries}
     for one in config.seed_list:
-        trained, entries = Job(one, None, "train"), {e.request.id: e for e in folder.book().entries}
+        trained = Job(one, None, "train")
         for i, request in enumerate(asked):
             for label in config.methods.run:
                 before = Job(one, asked[i - 1].id, label) if i else trained
@@ -231,7 +232,7 @@ def targets(folder: RunFolder, config: Config) -> list[Target]:
         for entry in in_force(e for e in entries.values() if e.seed == one):
             earlier = [entries[name].request for name in entry.earlier if name in entries]
             job = Job(one, entry.request.id, entry.method)
-            mates = [e.request for e in entries.values() if e.number in entry.together and e.number != entry.number]
+            mates = [e.request for e in book.mates(entry)]
             before, place = (previous, entry.served) if entry.served != place else (before, place)
             found.append(Target(job, (*earlier, *mates, entry.request), before, entry))
             previous = job

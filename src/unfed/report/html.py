@@ -107,8 +107,7 @@ def officer_part(
             for client in clients:
                 asked.setdefault(client, []).append(int(t))
     rounds = sorted({t for own in asked.values() for t in own})
-    beside = [one for one in run.requests if request.shared and one.shared == request.shared]
-    with_it = {one.id for one in beside} - {request.id}
+    with_it = {one.id for one in run.requests if request.shared and one.shared == request.shared} - {request.id}
     return OfficerPart(
         request=request,
         method=name_of(method) if method else "",

@@ -10,7 +10,6 @@ Every number comes from the rows of the tables, so words and numbers cannot disa
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from unfed.errors import counted
@@ -280,22 +279,24 @@ def earlier_words(
     last: Mapping[str, Any] | None,
     with_it: Collection[str] = (),
 ) -> list[tuple[str, str]]:
-    """What the models before and after a request show of earlier ones, of many the first, with headings.
+    """What the models before and after a request show of the first earlier ones, each behind its heading.
 
-    Requests that were served with it are only counted: of each, the same is said in its own place.
+    Requests that were served together with it are only counted: each has a part of its own.
     """
     was: Mapping[str, Value] = (before.get("earlier") if before else None) or {}
     now: Mapping[str, Value] = (last.get("earlier") if last else None) or {}
     whose = "the model that was tried" if not_taken_out(request) else "the new model"
     if request.left_by:  # there is no new model: what was in force stays so
         now, was, whose = now or was, {}, "the model in force"
-    line, now = last or before, {name: value for name, value in now.items() if name not in with_it}
+    line, names = last or before, [name for name in now if name not in with_it]
     tested = ((line.get("rows") if line else None) or {}).get("test", 0)
-    each = ((name, {"forget": value, **request.again.get(name, {})}) for name, value in islice(now.items(), MOST))
-    said = [(f"Earlier request {name}", again_words(one, was.get(name), whose, tested)) for name, one in each]
-    said = [("Taken out with it", counted(len(with_it), "other request"))][: len(with_it)] + said
-    more = [(f"{len(now) - MOST} more earlier requests", "`trajectory.jsonl` has them")]
-    return said + more[: len(now) > MOST]
+    said = [("Taken out with it", counted(len(with_it), "other request"))] if with_it else []
+    for name in names[:MOST]:
+        shows = {"forget": now[name], **request.again.get(name, {})}
+        said.append((f"Earlier request {name}", again_words(shows, was.get(name), whose, tested)))
+    if len(names) > MOST:
+        said.append((f"{len(names) - MOST} more earlier requests", "`trajectory.jsonl` has them"))
+    return said
 
 
 # --- whether the model forgot, and what it lost -----------------------------------------------------------------------

@@ -85,6 +85,11 @@ class Book:
         """Accepted requests that a job with these requests does not know: it must leave their rows out too."""
         return [e.request for e in self.accepted(seed) if e.request.id not in known]
 
+    def mates(self, entry: Entry) -> list[Entry]:
+        """The other requests that its job served."""
+        numbers = {*entry.together} - {entry.number}
+        return [e for e in self.entries if e.number in numbers]
+
     def in_force(self, seed: int, besides: Collection[str] = ()) -> list[Entry]:
         """The requests that were fulfilled by a model, in order of service; the last one's model is in force."""
         return in_force(e for e in self.accepted(seed) if e.request.id not in besides)

@@ -79,7 +79,7 @@ def turned_back(book: Book, line: Sequence[Entry]) -> Iterator[Entry]:
 def ways_back(book: Book, job: Job) -> list[str]:
     """What anyone with a job's model can take back, in words, the oldest first."""
     line = book.in_force(job.seed)
-    # And whose model is about to be written.
+    # One more entry if this job's model is about to be written.
     line += [e for e in book.entries if e.request.id == job.request and e.waiting and e.job == job]
     if job in (entry.job for entry in line):
         jobs = ((one, [e.job for e in turned_back(book, line[place:])]) for place, one in enumerate(line))

@@ -53,8 +53,6 @@ from unfed.model.functional import Template
 BUSY_ROWS = 256
 # Recorded steps kept per template; each holds its own buffers.
 KEPT = 8
-# The last batch of a pass may need a step of its own; one in so many is not worth compiling.
-RARE = 32
 
 # Tables of rows are at least this wide, and a power of two: clients of different sizes share a recording.
 TABLE = 1024
@@ -131,8 +129,6 @@ class Shape(NamedTuple):
     """Rows in the widest batch."""
     weighted: bool
     """Whether some of them may be padding."""
-    rare: bool
-    """Whether it comes too seldom to be compiled, which takes a ResNet-18's step most of a minute."""
 
 
 class Deck:
@@ -153,8 +149,7 @@ class Deck:
     def record(self, shape: Shape) -> Callable[[], object]:
         """The step of this shape; recording it writes into the buffers."""
         if shape not in self._steps:
-            backend = as_traced if shape.rare else self._backend
-            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape), backend)
+            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape), self._backend)
         return self._steps[shape]
 
     def dealing(self) -> Callable[[], object]:
@@ -332,9 +327,7 @@ class Replay(StackedPhase):
             width = half
         sizes = self.course.spans(t, running)[1]
         rows = max(int(sizes.max()), most)
-        weighted = not self.template.batch_normed or bool((sizes < rows).any())
-        odd = rows != most or (self.template.batch_normed and weighted)
-        return Shape(width, rows, weighted, odd and width == 1 and int(self.course.per_pass.max()) >= RARE)
+        return Shape(width, rows, not self.template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
         """Everything a step reads, in the shapes that the buffers need.

@@ -54,7 +54,6 @@ def conv(
         k = piece * BK + tl.arange(0, BK)
         if RUN % BK == 0:
             run = (piece // (RUN // BK)) * x_row + (piece % (RUN // BK)) * BK + tl.arange(0, BK)
-            run = tl.max_contiguous(tl.multiple_of(run, VEC), VEC)
         else:
             run = _offsets(k, x_row, RUN, K, VEC)
         if K % BK == 0:
