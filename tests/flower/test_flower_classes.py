@@ -27,7 +27,6 @@ from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, denied, introduce, negate_arrays, node_with, of_class, staying_rows
 from unfed.folder.deny import imported, on_list
 from unfed.runs.run import Run
-from unfed.trust.signing import SigningKey
 
 LABELS = {0: [0, 1, 2, 3], 1: [0, 3, 3, 5, 1], 2: [1, 1, 2, 0], 3: [3, 3, 3, 3, 2, 2]}
 """What the partitions hold; class 3 lies at three of them, class 5 at one."""
@@ -133,17 +132,6 @@ def test_the_page_names_the_class_and_how_many_rows_each_client_left_out(
     assert "Class 5: 4 clients say that 1 row of it was left out of the last training." in page
     assert "Round 2: client node-1001 left 3 of 5 rows out." in page
     assert "not measured: no client is asked to score the rows that it left out" in page
-
-
-def test_verify_says_that_evidence_of_an_earlier_version_is_not_signed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "unlearning.json").write_text("{}")
-    (tmp_path / "op.pub").write_text(SigningKey.drawn().public.pem)
-    for given in (tmp_path, tmp_path / "unlearning.json"):
-        words = ["verify", str(given), "--key", str(tmp_path / "op.pub")]
-        code, _, err = called(words, monkeypatch, capsys)
-        assert code == 2 and "without a signature, so there is nothing to verify" in " ".join(err.split())
 
 
 def test_a_client_and_a_class_leave_together_by_two_requests_with_one_model(tmp_path: Path) -> None:

@@ -138,13 +138,10 @@ def test_who_left_elsewhere_stays_out_of_every_request_of_the_ledger(tmp_path: P
 
 
 def test_folders_that_are_no_ledger_are_refused_before_any_client_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "unlearning.json").write_text("{}")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name, said in (
-        ("old", r"evidence of an earlier version; give ledger a new folder, and keep .*denied\("),
         ("full", "is there already, and no ledger"),
         ("file", "is there already, and no ledger"),
     ):
@@ -354,24 +351,6 @@ def test_a_ledger_is_a_deny_list_for_later_runs(tmp_path: Path) -> None:
     grid = federation()
     FedAvg().start(SubsetGrid(grid, deny=tmp_path / "e"), trained(), num_rounds=1)
     assert not grid.asked(1000, "train", "evaluate") and grid.asked(1001, "train")
-
-
-def test_evidence_of_an_earlier_version_still_has_its_page_and_keeps_its_leavers_out(tmp_path: Path) -> None:
-    said = {"asked": [1001], "metrics": {"acc": 0.75}}
-    line = {"round": 1, "train": [1001], "evaluate": [1001], "refused": ["node 1002: oh"], "arrays": "cc"}
-    line |= {"metrics": {"evaluate": {"acc": 0.5}}, "leaver": [{"node": 1000, "metrics": {"acc": 0.25}}]}
-    old = {"schema": 1, "created": "2026-11-16T08:00:00Z", "strategy": "FedMine", "forgotten": ["0"], "classes": [3]}
-    old |= {"leavers": [{"who": "a node", "nodes": [1000]}], "arrays": {"before": "aa", "perturbed": "bb"}}
-    old |= {"before": {"evaluate": said}, "rounds": [line], "finished": "all rounds", "undo": {"reason": "no inverse"}}
-    storage.write_json(tmp_path / "unlearning.json", old)
-    done = CliRunner().invoke(cli, ["report", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    page = (tmp_path / "report.html").read_text()
-    for text in ("FedMine", "<td>0.75</td><td>0.5</td>", "not measured: no inverse", "node 1002: oh"):
-        assert text in page, text
-    assert list(SubsetGrid(federation(), deny=tmp_path).get_node_ids()) == [1001, 1002, 1003]
-    storage.write_json(tmp_path / "unlearning.json", {**old, "forgotten": 7})
-    assert "is damaged (forgotten: " in str(CliRunner().invoke(cli, ["report", str(tmp_path)]).exception)
 
 
 def test_a_round_reads_each_reply_in_place_hashes_the_model_once_and_looks_at_the_nodes_a_few_times(

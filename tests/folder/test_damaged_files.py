@@ -29,7 +29,7 @@ from unfed.cli.evidence import log_faults
 from unfed.config.config import Config
 from unfed.data.scope import KEY_BYTES
 from unfed.errors import UnfedError
-from unfed.folder import deny, study_results
+from unfed.folder import study_results
 from unfed.folder.carriers import hand_out
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
@@ -60,38 +60,6 @@ TINY: dict[str, Any] = {
     "engine": {"name": "sequential"},
     "device": "cpu",
 }
-LINE = {
-    "round": 1,
-    "train": [1],
-    "evaluate": [1],
-    "refused": ["one"],
-    "arrays": "ab",
-    "metrics": {"server": {"a": 0.5}},
-}
-ROWS = {"node": 1, "rows": {"3": 2, "5": 0}, "of": 9}
-SAID = {"asked": [1], "metrics": {"acc": 0.5}}
-EVIDENCE: dict[str, Any] = {
-    "schema": 1,
-    "unfed": "1.0.0",
-    "created": "2026-11-16T08:00:00Z",
-    "strategy": "FedAvg",
-    "leavers": [{"who": "client 0", "nodes": [7]}],
-    "forgotten": ["0"],
-    "unnamed": [],
-    "classes": [3],
-    "classes_before": [5],
-    "arrays": {"before": "aa", "perturbed": "bb", "changed": ["w"], "after": "cc"},
-    "recover": None,
-    "until_forgotten": None,
-    "before": {"evaluate": SAID, "server": {"asked": [], "metrics": None}},
-    "rounds": [{**LINE, "leaver": [{"node": 7, "metrics": {"acc": 0.5}}], "left_out": [ROWS]}],
-    "abandoned": [LINE],
-    "finished": "all rounds",
-    "leaver": {"before": [{"node": 7, "metrics": {"acc": 0.5}}], "after": [{"node": 7, "why": "it is gone"}]},
-    "undo": {"asked": [1], "evaluate": {"acc": 0.5}, "server": None, "leaver": [{"node": 7, "metrics": {"acc": 0.5}}]},
-    "unmeasured": {"Probes": "no memory"},
-    "probes": {"measured": {"unlearned": {"flip": {"forget": 3.0}}, "before": {"flip": {"reason": "not tried"}}}},
-}
 UNDOING: dict[str, Any] = {
     "schema": 1,
     "seed": 0,
@@ -111,7 +79,7 @@ TRAFFIC = {"runs": [{"run-id": "7", "network-traffic": {"inbound-bytes": 5, "out
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything that a run can hold, a population, evidence of a foreign app, tried claims.
+    """A run with everything that a run can hold, a population, tried claims.
 
     The run keeps a log, and what the log signed, what was handed out and what was kept of it lie beside it.
     """
@@ -143,7 +111,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     logbook.enter(run.folder, trust)
     _signed(home, run, trust)
     record.write(record.kept(run, "0" * 40), home / "kept").rename(home / "kept/results.json")
-    storage.write_json(home / "foreign/unlearning.json", EVIDENCE)
     storage.write_json(home / "ls.json", TRAFFIC)
     return home
 
@@ -298,10 +265,6 @@ Reader = str | Callable[[Path], object]
 """A command, or a function of the folder in which everything lies."""
 
 
-def denied(home: Path) -> object:
-    return deny.imported(Config.parse({"deny": {"run": str(home / "foreign")}}))
-
-
 def known_clients(home: Path) -> object:
     return client_list(home / "run")
 
@@ -379,7 +342,6 @@ KINDS = (
     Kind("run/clients.json", (known_clients, LINEAGE), 4),
     Kind("run/flower.json", (marked, "flower costs run --ls ls.json")),
     Kind("ls.json", ("flower costs run --ls ls.json",), 4),
-    Kind("foreign/unlearning.json", ("report foreign", denied), 6),
     Kind("population/population.json", (loaded,)),
     Kind("kept/results.json", (results,), 5),
     Kind("run/undo/0/more/ft.json", (undone,)),

@@ -176,7 +176,7 @@ def test_a_plan_counts_the_trials_and_the_command_says_what_was_chosen(run: Run)
     shown = CliRunner().invoke(app, [*words, "--id", "bye", "--method", "ft"])
     assert shown.exit_code == 0, shown.output
     tuned, said = tuned_by(run, "ft"), " ".join(shown.output.split())
-    assert f"Learning rate {tuned['lr']}, chosen on validation rows in 4 rounds (0.01: " in said
+    assert f"Learning rate {tuned['lr']}: the highest that came near the best in 4 rounds of trials (0.01: " in said
     assert run.info().jobs[-1].tuned == tuned
 
 

@@ -369,7 +369,8 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
     saved = None if entry is None else run.folder.saved(entry.job)
     if saved is not None and (tuned := saved.diary.tuned):
         tried = ", ".join(f"{rate}: {percent(value)}" for rate, value in tuned["validation"].items())
-        say(f"Learning rate {tuned['lr']}, chosen on validation rows in {words.several(tuned['rounds'])} ({tried}).")
+        spent = words.several(tuned["rounds"])
+        say(f"Learning rate {tuned['lr']}: the highest that came near the best in {spent} of trials ({tried}).")
     if entry and (verdict := Outcome(entry, "done").verdict):
         say(verdict)
     again, left_by = (entry.again, entry.left_by) if entry else ({}, ())

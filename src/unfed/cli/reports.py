@@ -39,7 +39,6 @@ def report(
     figures.
     """
     from unfed.api import write_report
-    from unfed.folder import old_evidence
     from unfed.folder.carriers import hand_out
     from unfed.report.rules import named
     from unfed.runs.run import Run
@@ -54,9 +53,6 @@ def report(
         plain_file(out)
     if rounds and kind != "csv":
         raise UnfedError("--rounds belongs to --format csv; json holds every round already.")
-    if (run / old_evidence.FILE).is_file():
-        _old_evidence(run, out, kind)
-        return
     opened = Run.open(run)
     if kind == "html":
         say(f"Report: {write_report(opened, out, rule)}")
@@ -99,18 +95,6 @@ def _figures(run: "Run", folder: Path, kind: str, rule: str) -> None:
     for name, one in drawn.items():
         hand_out(run.folder, "report", folder / f"{name}.{kind}", one.bytes(kind))
     say(f"Figures: {len(drawn)} files in {folder}")
-
-
-def _old_evidence(run: Path, out: Path | None, kind: str) -> None:
-    from unfed import storage
-    from unfed.folder.old_evidence import OldEvidence
-    from unfed.report.html import render
-
-    if kind != "html":
-        raise UnfedError(f"{run} is evidence of an earlier version, which is shown as a page; leave --format out.")
-    info, lines = OldEvidence.of(run).as_run(run.resolve().name)
-    storage.write_bytes(out or run / "report.html", render(info, lines).encode())
-    say(f"Report: {out or run / 'report.html'}")
 
 
 def compare(

@@ -24,7 +24,6 @@ from unfed.data.scope import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.folder.folder import KEY, RunFolder
 from unfed.folder.layout import client_list, names_of
-from unfed.folder.old_evidence import FILE, OldEvidence
 
 Scoped = Callable[[Sequence[Request]], Mapping[str, ClientData]]
 """Requests -> every client with the rows that they name marked."""
@@ -41,25 +40,8 @@ def imported(config: Config) -> Config:
     found: dict[str, Any]
     if not own.run.exists():
         raise UnfedError(f"There is no deny list at {own.run}; name a run folder, or a file with one client per line.")
-    if own.run.is_file():
-        found = {"clients": _names(own.run)}
-    elif (own.run / FILE).is_file():
-        found = _of_evidence(own.run)
-    else:
-        found = _of_run(RunFolder(own.run), config)
+    found = {"clients": _names(own.run)} if own.run.is_file() else _of_run(RunFolder(own.run), config)
     return config.model_copy(update={"deny": own.model_copy(update=found)})
-
-
-def _of_evidence(folder: Path) -> dict[str, Any]:
-    """Whom an unlearning that was written before there were ledgers took out, or which classes."""
-    kept = OldEvidence.of(folder)
-    names, classes = tuple(kept.forgotten), tuple(sorted({*kept.classes, *kept.classes_before}))
-    if not names and not classes:
-        raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
-    if kept.unnamed:
-        ids, all_names = " and ".join(kept.unnamed), ", ".join([*names, "…"])
-        raise UnfedError(f"{folder} knows {ids} by no name; write all names ({all_names}) into a file, and name that.")
-    return {"clients": names, "classes": classes}
 
 
 def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:

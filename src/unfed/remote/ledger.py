@@ -34,7 +34,6 @@ from unfed.folder import study_results
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, last_starts, model_notes, noted, start_on
 from unfed.folder.layout import NODES, ClientList, Description, client_list, names_of
-from unfed.folder.old_evidence import FILE
 from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import OfApp
@@ -153,11 +152,6 @@ class AppLedger:
     def __init__(self, path: str | Path, speech: Speech) -> None:
         self.folder, self._engine, self._log = RunFolder(path), speech.engine, speech.log
         self._turn: Turn | None = None
-        if (self.path / FILE).exists():
-            raise UnfedError(
-                f"{self.path} holds evidence of an earlier version; give ledger a new folder, and keep its leavers out"
-                f" with exclude=[…, denied({str(self.path)!r})]."
-            )
         if self.there and not self.folder.description().app:
             raise UnfedError(f"{self.path} is a run of unfed's own, and no app's ledger; give ledger another folder.")
         if self.there and self.folder.description().engine != self._engine:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed.errors import Halted, UnfedError, typed
-from unfed.folder import old_evidence
+from unfed.errors import Halted, UnfedError
 from unfed.requests.entry import Entry, now
 from unfed.runs.record import RunRecord, keeps_log
 from unfed.trust import log as merkle
@@ -121,7 +120,6 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
 
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows; where something does not hold, the sentence that says so."""
-    _refuse_unsigned(bundle if bundle.is_dir() else bundle.parent if bundle.name == old_evidence.FILE else None)
     kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
     return verified(read_file(bundle, "bundle", verifier.LARGEST), keys, str(bundle), kept, model)
 
@@ -134,12 +132,3 @@ def verified(
         return verdict(data, [key.pem for key in keys], log, model)
     except NotVerified as error:
         raise UnfedError(f"{what} is not verified: {error}") from error
-
-
-def _refuse_unsigned(folder: Path | None) -> None:
-    """Refuse what a Flower app wrote down before there were ledgers: it is not signed."""
-    if folder is not None and (folder / old_evidence.FILE).is_file():
-        raise UnfedError(
-            f"{folder} is what a Flower app wrote down, without a signature, so there is nothing to verify;"
-            f" `{typed('report', folder)}` shows it."
-        )
