@@ -192,12 +192,14 @@ def test_commands_are_quoted_and_ask_for_leave_where_the_run_names_code(tmp_path
     assert plain.command("forget").endswith("--allow-code") and "--allow-code" not in plain.command("export")
 
 
-def many(count: int, **standing: Any) -> str:
-    """A page of so many requests alike."""
+def many(count: int, compared: int = 0, **standing: Any) -> str:
+    """A page of so many requests alike, and of some that were only compared."""
     run, lines = asked({**FULFILLED, **standing})
-    names = [f"one-{n}" for n in range(count)]
+    names = [f"one-{n}" for n in range(count + compared)]
     first = run["requests"][0]
     run["requests"] = [first | {"id": name, "number": n + 1} for n, name in enumerate(names)]
+    for one in run["requests"][count:]:
+        one["state"] = None
     shares = dict.fromkeys(names, 50.0)
     copies = [
         line | {"request": name, "earlier": {one: share for one, share in shares.items() if one != name}}
@@ -215,6 +217,10 @@ def test_five_requests_are_told_one_by_one_and_six_are_rows_of_a_table_and_folde
     for n in range(6):
         assert f'<th scope="row">one-{n}</th>' in more
         assert more.count(f"<summary>one-{n}: ") == 2  # for the officer, for the researcher
+
+
+def test_what_was_only_compared_says_so_in_the_table_too() -> None:
+    assert many(5, 1).count("Only compared: ") == 1 and "Only compared" not in many(6)
 
 
 def test_requests_that_one_job_served_are_not_called_earlier_than_each_other() -> None:

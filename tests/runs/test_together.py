@@ -98,6 +98,7 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
     assert check(run.folder).findings == [] and status(run).state == "finished"
     page = Path(write_report(run)).read_text()
     assert "client-1" in page and "client-2" in page and "together-1" in page
+    assert "Only compared" not in page
     assert page.count("<dt>Taken out with it</dt><dd>1 other request</dd>") == 2
 
 
