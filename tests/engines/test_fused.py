@@ -130,6 +130,13 @@ def test_other_layers_are_left_to_themselves(what: str) -> None:
         assert torch.equal(block(x, *layers), layers[3](layers[2](layers[1](layers[0](x)))))
 
 
+def test_an_even_kernel_is_left_to_itself() -> None:
+    """The gradient for its input would have an odd number of columns, which make no pairs."""
+    layers = (nn.Conv2d(3, 16, 2), nn.GroupNorm(1, 16), nn.ReLU(), nn.MaxPool2d(2))
+    assert layers[0](torch.zeros(2, 3, 7, 7)).shape[3] == 6
+    assert fused.fused_block(torch.zeros(2, 3, 7, 7), *layers) is None
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["stack", "alone"])
 def test_a_recorded_step_computes_its_blocks_at_once_and_changes_nothing(
     alone: bool, monkeypatch: pytest.MonkeyPatch
@@ -164,51 +171,70 @@ def interpreted() -> None:
     pytest.importorskip("triton", reason="Triton is not installed, so its kernels cannot be interpreted")
 
 
-def case(entering: int, leaving: int, kernel: tuple[int, int], side: tuple[int, int]) -> tuple[Tensor, ...]:
+def case(entering: int, leaving: int, kernel: int, side: int) -> tuple[Tensor, ...]:
     draw = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw)
 
-    x, w = normal(2, 3, *side, entering), normal(2, kernel[0] * kernel[1] * entering, leaving) * 0.2
+    x, w = normal(2, 3, side, side, entering), normal(2, kernel, kernel, entering, leaving) * 0.2
     gamma = normal(2, leaving)
     gamma[0, 0] = 0.0
     return x, w, normal(2, leaving), gamma, normal(2, leaving)
 
 
+SMALL = Tiles(rows=32, entries=32, channels=32, warps=4, stages=2)
+
+
 @pytest.mark.parametrize(
-    ("entering", "leaving", "kernel", "side", "padding", "wants_x"),
+    ("entering", "leaving", "kernel", "side", "padding", "wants_x", "pool"),
     [
-        (16, 32, (5, 5), (12, 12), 2, True),
-        (16, 16, (5, 1), (12, 8), 0, False),
-        (32, 48, (3, 3), (8, 8), 1, True),
-        (8, 16, (3, 3), (8, 12), 0, False),
+        (16, 32, 5, 12, 2, True, kernels.tuning.conv_pool),
+        (4, 16, 5, 12, 0, False, kernels.tuning.conv_pool),
+        (32, 48, 3, 8, 1, True, kernels.tuning.conv_pool),
+        (8, 16, 3, 12, 0, False, kernels.tuning.conv_pool),
+        (16, 48, 3, 14, 1, True, SMALL),
     ],
+    ids=["wide", "first layer", "odd channels", "no gradient", "several tiles"],
 )
 def test_kernels_equal_the_readable_operators(
     interpreted: None,
     entering: int,
     leaving: int,
-    kernel: tuple[int, int],
-    side: tuple[int, int],
+    kernel: int,
+    side: int,
     padding: int,
     wants_x: bool,
+    pool: Tiles,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels, "tuning", replace(kernels.tuning, conv_pool=pool))
     x, w, bias, gamma, beta = case(entering, leaving, kernel, side)
-    slow = fused.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
-    fast = kernels.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
-    for name, one, other in zip(("p", "winners", "y", "moments"), slow, fast, strict=True):
+    pairs = fused.in_pairs(w)
+    winners, y, whole = fused.forward(x, pairs, bias, gamma, kernel, kernel)
+    fast = kernels.forward(x, pairs, bias, gamma, kernel, kernel)
+    assert fast[2].shape[2] == kernels.statistics(x, pairs, kernel, y[0, 0, ..., 0].numel())
+    assert (fast[2].shape[2] > 1) == (pool is SMALL)
+    moments = fused.combined(whole, 1e-5)
+    for name, one, other in zip(("winners", "y"), (winners, y), fast, strict=False):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=3e-5, msg=name)
-    p, winners, y, moments = slow
-    dp = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
-    turned = w.view(2, *kernel, entering, leaving).flip(1, 2).permute(0, 1, 2, 4, 3).flatten(1, 3)
-    given = (dp, x, turned, gamma, beta, winners, y, moments, *kernel, padding, wants_x)
+    torch.testing.assert_close(fused.combined(fast[2], 1e-5), moments, rtol=1e-4, atol=3e-5)
+    dp = torch.randn(winners.shape, generator=torch.Generator().manual_seed(1))
+    turned = fused.in_pairs(w.flip(1, 2).transpose(3, 4))
+    given = (dp, x, turned, gamma, beta, winners, y, moments, kernel, kernel, padding, wants_x)
     assert fused.backward(*given)[1].shape[0] == 1
     parts = kernels.backward(*given)
-    assert parts[1].shape[0] == kernels.parts(x, leaving, kernel[0] * kernel[1], y.shape[2] * y.shape[3], wants_x)
+    assert parts[1].shape[0] == kernels.parts(x, leaving, kernel**2, y.shape[2] * y.shape[3], wants_x)
     for name, one, other in zip(("dx", "dw", "per image"), fused.backward(*given), parts, strict=True):
         summed = (one.sum(0), other.sum(0)) if name == "dw" else (one, other)
         torch.testing.assert_close(summed[1], summed[0], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_statistics_of_parts_are_those_of_the_whole() -> None:
+    values = torch.tensor([1.0, 2.0, 6.0, 3.0, 8.0], dtype=torch.float64)
+    parts = [[len(own), own.mean(), (own - own.mean()).square().sum()] for own in (values[:2], values[2:])]
+    mean, inverse = fused.combined(torch.tensor(parts, dtype=torch.float64)[None, None], 0.5).flatten().tolist()
+    assert (mean, inverse) == pytest.approx((4.0, (6.8 + 0.5) ** -0.5))
 
 
 def test_tiles_shrink_until_they_fit_a_smaller_device() -> None:
@@ -221,14 +247,6 @@ def test_tiles_shrink_until_they_fit_a_smaller_device() -> None:
     assert (smallest.stages, smallest.rows) == (1, 16)
 
 
-@pytest.mark.parametrize(("columns", "padding", "channels"), [(1, 2, 8), (5, 2, 16), (3, 0, 16), (1, 0, 3)])
-def test_images_are_laid_out_alike(interpreted: None, columns: int, padding: int, channels: int) -> None:
-    x = torch.randn(2, 3, 6, 7, 3, generator=torch.Generator().manual_seed(0))
-    found = kernels.laid_out(x, columns, padding, channels)
-    assert torch.equal(found, fused.laid_out(x, columns, padding, channels))
-    assert found.data_ptr() != x.data_ptr()
-
-
 @pytest.mark.parametrize(
     ("entering", "leaving", "kernel", "side", "margin"),
     [(16, 32, 3, 8, 0), (16, 32, 3, 18, 1), (3, 20, 5, 11, 2), (20, 70, 1, 5, 0), (3, 16, 1, 5, 0)],
@@ -237,10 +255,10 @@ def test_images_are_laid_out_alike(interpreted: None, columns: int, padding: int
 def test_convolution_kernels_equal_unfolding(
     interpreted: None, entering: int, leaving: int, kernel: int, side: int, margin: int
 ) -> None:
-    x, w, *_ = case(entering, leaving, (kernel, kernel), (side, side))
-    y = convolution.stacked_conv(x, w, kernel, kernel)
+    x, w, *_ = case(entering, leaving, kernel, side)
+    y = convolution.stacked_conv(x, w.flatten(1, 3), kernel, kernel)
     found = torch.full_like(y, torch.nan)
-    kernels.convolve(x, w, found, kernel, kernel, None)
+    kernels.convolve(x, w.flatten(1, 3), found, kernel, kernel)
     torch.testing.assert_close(found, y, rtol=1e-4, atol=3e-5)
     dy = fused.padded(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)), margin)
     expected = convolution.stacked_conv_weight(x, dy, kernel, kernel, margin)
@@ -250,7 +268,7 @@ def test_convolution_kernels_equal_unfolding(
 
 
 def test_the_last_row_of_a_weight_gradient_is_the_sum_for_the_bias() -> None:
-    x, *_ = case(4, 8, (3, 3), (6, 6))
+    x, *_ = case(4, 8, 3, 6)
     dy = fused.padded(torch.randn((2, 3, 4, 4, 8), generator=torch.Generator().manual_seed(1)), 2)
     found = convolution.stacked_conv_weight(x, dy, 3, 3, 2)
     torch.testing.assert_close(found[0, :, -1], dy.sum((1, 2, 3)))

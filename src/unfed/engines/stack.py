@@ -146,6 +146,8 @@ class StackedPhase:
         self.whole = PhaseSteps.of(phase, held.counts)
         """The steps of the clients in the order in which they were asked."""
         self.order = np.argsort(-self.whole.total, kind="stable")
+        self.sorted = bool((self.order[1:] > self.order[:-1]).all())
+        """Whether they came in that order."""
         self.course = self.whole.pick(self.order.tolist())
         # Never waiting for the device: while it works on one client, the host prepares the next.
         self.places = torch.from_numpy(self.order).to(held.rows.device, non_blocking=True)

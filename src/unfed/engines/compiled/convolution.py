@@ -25,12 +25,15 @@ from unfed.engines.compiled.kernels import sums_in
 aten: Any = torch.ops.aten
 
 
-def windows(x: Tensor, kh: int, kw: int) -> Tensor:
-    """All windows of padded images [C, B, H, W, I] as [C, B·OH·OW, KH·KW·I]: one view, one copy."""
+def windows(x: Tensor, kh: int, kw: int, step: int = 1) -> Tensor:
+    """Windows of padded images [C, B, H, W, I] as [C, B·OH·OW, KH·KW·I]: one view, one copy.
+
+    They are `step` pixels apart in a line.
+    """
     clients, images, height, width, channels = x.shape
-    oh, ow = height - kh + 1, width - kw + 1
+    oh, ow = height - kh + 1, (width - kw) // step + 1
     s = x.stride()
-    view = x.as_strided((clients, images, oh, ow, kh, kw * channels), (s[0], s[1], s[2], s[3], s[2], 1))
+    view = x.as_strided((clients, images, oh, ow, kh, kw * channels), (s[0], s[1], s[2], step * s[3], s[2], 1))
     return view.reshape(clients, images * oh * ow, kh * kw * channels)
 
 
@@ -42,7 +45,7 @@ def stacked_conv(x: Tensor, w: Tensor, kh: int, kw: int) -> Tensor:
     if not kernels.usable(x):
         return torch.bmm(windows(x, kh, kw), w).view(shape)
     y = x.new_empty(shape)
-    kernels.convolve(x, w, y, kh, kw, None)
+    kernels.convolve(x, w, y, kh, kw)
     return y
 
 

@@ -43,13 +43,13 @@ class Tiles:
 class Tuning:
     """What the sweep in `benchmarks/blocks.py` found best on an H200."""
 
-    conv: Tiles = Tiles(rows=256, entries=32, warps=8, stages=4)
-    conv_flat: Tiles = Tiles(rows=256, entries=16, warps=4, stages=3)
-    pool: Tiles = Tiles(rows=128, warps=2)
+    conv: Tiles = Tiles(rows=256, entries=32, warps=4, stages=3)
+    conv_pool: Tiles = Tiles(rows=128, entries=64, channels=128, warps=8, stages=3)
+    conv_flat: Tiles = Tiles(rows=128, entries=32, warps=4, stages=1)
     sums: Tiles = Tiles(rows=16)
     spread: Tiles = Tiles(rows=16, warps=2)
     weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
-    at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=2)
+    at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=1)
 
 
 tuning = Tuning()
@@ -101,59 +101,58 @@ def shared_memory(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def forward(
-    x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tuple[Tensor, Tensor, Tensor]:
     """See `fused.forward`."""
     clients, images, height, width, _ = x.shape
-    leaving, oh, ow = w.shape[2], height - kh + 1, width - kw + 1
+    leaving, oh, ow = w.shape[2] // 2, height - kh + 1, width - kw + 1
     y = x.new_empty((clients, images, oh, ow, leaving))
-    stats, sizes = convolve(x, w, y, kh, kw, bias.contiguous())
-    p = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
-    winners, moments = torch.empty_like(p), x.new_empty((2, clients, images), dtype=torch.float32)
-    t, count = tuning.pool, (oh // 2) * (ow // 2)
-    parts = stats.shape[2]
-    rows = min(t.rows, power(count))
-    _jit().pool[(-(-count // rows), images, clients)](
-        y, stats, gamma.contiguous(), beta.contiguous(), p, winners, moments, eps,
-        PARTS=parts, PARTS2=power(parts, 1), NT=sizes["NT"], BM=sizes["BM"], BN=sizes["BN"], PIXELS=oh * ow, OW=ow,
-        PW=ow // 2, WINDOWS=count, COUT=leaving, BQ=rows, BO=power(leaving), num_warps=t.warps,
-    )  # fmt: skip
-    return p, winners, y, moments
+    winners = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
+    return winners, y, convolve(x, w, y, kh, kw, (bias.contiguous(), gamma.contiguous(), winners))
 
 
-def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
-    """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone.
+def convolve(
+    x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, pool: tuple[Tensor, Tensor, Tensor] | None = None
+) -> Tensor:
+    """y = conv(x, w), or for a pool conv(x, w) + b, with the winners and the tiles' statistics.
 
-    It also gives the sizes that were used.
-
-    Statistics belong to one image, so a tile then lies within one. Without them, images smaller than a tile share it.
+    `pool` is b, γ, and where the winners go. Statistics belong to one image, so a tile then lies within one. Without
+    them, images smaller than a tile share it.
     """
     clients, images, _, width, entering = x.shape
-    oh, ow, leaving = y.shape[2], y.shape[3], y.shape[4]
-    run, t = kw * entering, tuning.conv
-    entries = next((e for e in (t.entries, 64, 32) if e <= t.entries and run % e == 0), 0)
-    if not entries:  # short runs: the whole kernel in large pieces
-        t = tuning.conv_flat
-        entries = min(t.entries, power(kh * run))
-    channels, size = min(t.channels, power(leaving)), x.element_size()
-    t = affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
-    units, per_image = images, oh * ow
-    if bias is None and per_image % t.rows:
-        units = 1
-    pixels = images // units * per_image
-    sizes: dict[str, Any] = {
-        "x_unit": x[0].numel() // units, "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow,
-        "IMAGE": per_image, "PIXELS": pixels, "CIN": entering, "COUT": leaving, "RUN": run, "K": kh * run,
-        "BM": min(t.rows, power(pixels)), "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
-        "STAGES": t.stages, "PRECISION": precision(x), "NT": -(-leaving // channels),
-    }  # fmt: skip
-    tiles = -(-pixels // sizes["BM"]) * sizes["NT"]
-    stats = torch.empty((clients, units, tiles, 2) if bias is not None else 0, dtype=torch.float32, device=x.device)
+    oh, ow, leaving = y.shape[2:]
+    g = w.shape[2] // leaving
+    run, rows, t = (kw + g - 1) * entering, oh * ow // g, conv_tiles(x, w, kh, pool is not None)
+    units = 1 if pool is None and rows % t.rows else images
+    bm, across = min(t.rows, power(images // units * rows)), -(-w.shape[2] // t.channels)
+    tiles = -(-images // units * rows // bm) * across
+    bias, gamma, winners = pool or (y, y, y)
+    stats = torch.empty((clients, units, tiles, 3) if pool else 0, dtype=torch.float32, device=x.device)
     _jit().conv[(tiles, units, clients)](
-        x, w, y if bias is None else bias, y, stats, STATS=bias is not None, num_warps=t.warps, **sizes
+        x, w, bias, gamma, y, winners, stats, x_unit=x[0].numel() // units, x_image=x[0, 0].numel(),
+        x_row=width * entering, OW=ow, IMAGE=rows, ROWS=images // units * rows, STEP=g * entering, COUT=leaving, G=g,
+        RUN=run, K=kh * run, NT=across, POOL=pool is not None, VEC=math.gcd(width * entering, g * entering, run, 8),
+        BM=bm, BN=t.channels, BK=t.entries, STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
     )  # fmt: skip
-    return stats, sizes
+    return stats
+
+
+def conv_tiles(x: Tensor, w: Tensor, kh: int, pool: bool) -> Tiles:
+    """A convolution's tiles: a piece of the kernel lies in one line, unless lines are short."""
+    run, t = w.shape[1] // kh, tuning.conv_pool if pool else tuning.conv
+    if run % 32:
+        t = tuning.conv_flat
+    if precision(x) == "ieee":  # multiplied number by number, in unrolled loops that must not grow too long
+        t = replace(t, rows=min(t.rows, 128), entries=16)
+    entries = next((e for e in (t.entries, 32, 16) if e <= t.entries and run % e == 0), min(t.entries, power(kh * run)))
+    channels, size = min(t.channels, power(w.shape[2])), x.element_size()
+    t = replace(t, entries=entries, channels=channels)
+    return affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
+
+
+def statistics(x: Tensor, w: Tensor, kh: int, pixels: int) -> int:
+    """In how many tiles' statistics an image's come."""
+    t, rows = conv_tiles(x, w, kh, True), pixels // 2
+    return -(-rows // min(t.rows, power(rows))) * -(-w.shape[2] // t.channels)
 
 
 def backward(
@@ -196,7 +195,7 @@ def backward(
     sums = weight(x, dy, kh, kw, margin, oh, ow)
     shape = (clients, images, x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
     dx = x.new_empty(shape)
-    convolve(dy, turned.contiguous(), dx, kh, kw, None)
+    convolve(dy, turned.contiguous(), dx, kh, kw)
     return dx, sums, per_image
 
 
@@ -234,21 +233,6 @@ def _at_once(
         x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
         K=entries, BQ=min(t.rows, power(count)), BO=power(leaving), BK=bk, VEC=math.gcd(entering, 8),
         STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
-    )  # fmt: skip
-    return out
-
-
-def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
-    """See `fused.laid_out`."""
-    if kw == 1 and padding == 0 and to == x.shape[4]:
-        return x.clone()  # an operator's output must not be its input
-    clients, images, height, width, channels = x.shape
-    out = x.new_empty((clients, images, height + 2 * padding, width + 2 * padding - kw + 1, to))
-    line = out.shape[3] * to
-    block = min(1024, power(line))
-    _jit().spread_out[(clients * images, out.shape[2], -(-line // block))](
-        x, out, HEIGHT=height, WIDTH=width, CIN=channels, PADDING=padding, COLUMNS=kw, WIDE=out.shape[3], TO=to,
-        BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 

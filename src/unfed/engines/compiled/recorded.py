@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from unfed.client import objectives
 from unfed.client.plan import Phase, Term
 from unfed.client.step import Carry
-from unfed.engines.compiled import convolution, half_precision, handwritten
+from unfed.engines.compiled import convolution, half_precision, handwritten, long_sums
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.compiled.graph_edits import lift
@@ -202,6 +202,7 @@ class Deck:
                 raise Untraceable(reason(error)) from error
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
+                long_sums.rewrite(module)
             half_precision.rewrite(module)
             constants = lift(module, leaves[0].device)
             self._constants += constants  # a captured graph reads them where they lie, so they must stay
@@ -289,9 +290,9 @@ class Replay(StackedPhase):
                 deck.buffers["visit"].copy_(visit, non_blocking=True)
                 deal()
             deck.record(shape)()
-        if len(total) == 1:
-            marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0]
-            return copied(deck.buffers["carry"]), [steps], marked
+        if self.sorted:
+            marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0] * len(total)
+            return copied(deck.buffers["carry"]), total.tolist(), marked
         back = torch.argsort(self.places)
         marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
         return at(deck.buffers["carry"], back), total[np.argsort(self.order)].tolist(), marked
@@ -299,9 +300,9 @@ class Replay(StackedPhase):
     def _sorted(self, tree: Any) -> Any:
         """In the order of the stack.
 
-        What is spread over all clients stays as it is, and so does a stack of one.
+        What is spread over all clients stays as it is, and so does a stack that is sorted already.
         """
-        if len(self.order) == 1:
+        if self.sorted:
             return tree
         return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
@@ -376,7 +377,7 @@ class Replay(StackedPhase):
             handwritten.chosen,
             self.template.autocast,
         )
-        key = (*kind, shapes, str(spec))
+        key = (*kind, shapes, spec)
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
         kept.move_to_end(key)

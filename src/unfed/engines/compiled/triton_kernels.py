@@ -28,27 +28,33 @@ def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl
 
 @triton.jit
 def conv(
-    x, w, bias, y, stats, x_unit: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr,
-    IMAGE: tl.constexpr, PIXELS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr,
-    K: tl.constexpr, NT: tl.constexpr, STATS: tl.constexpr, VEC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    x, w, bias, gamma, y, winners, stats, x_unit: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr,
+    OW: tl.constexpr, IMAGE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COUT: tl.constexpr, G: tl.constexpr,
+    RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr, POOL: tl.constexpr, VEC: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BM pixels times BN channels of one unit (an image, or all of a client's).
+    """BM windows times BN channels, of one unit (an image, or all of a client's).
 
-    It gives y = conv + b, and for the norm of an image the tile's mean and spread.
+    A window serves G neighbours of a line, whose outputs alternate. For a pool, y = conv + b: the tile's count, mean
+    and spread for the norm, and the winners. Eight windows and the eight below them follow each other then, so that a
+    thread holds all four values of a cell.
     """
     tile, unit, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = (client * tl.num_programs(1) + unit).to(tl.int64)
+    WIDE: tl.constexpr = OW // G
     m = (tile // NT) * BM + tl.arange(0, BM)
     n = (tile % NT) * BN + tl.arange(0, BN)
-    if IMAGE == PIXELS:
-        base = (m // OW) * x_row + (m % OW) * CIN
+    if POOL:
+        q = m // 16 * 8 + m % 8
+        line, column = q // WIDE * 2 + m // 8 % 2, q % WIDE
+        inside, pixel, base = q < ROWS // 2, line * OW + column * G, line * x_row + column * STEP
     else:
-        base = (m // IMAGE) * x_image + (m % IMAGE // OW) * x_row + (m % OW) * CIN
-    if PIXELS % BM:
-        base = tl.where(m < PIXELS, base, 0)  # rows outside compute something and are not stored
+        inside, pixel = m < ROWS, m * G
+        base = m // IMAGE * x_image + m % IMAGE // WIDE * x_row + m % WIDE * STEP
+    if ROWS % BM:
+        base = tl.where(inside, base, 0)  # rows outside compute something and are not stored
     x += at * x_unit
-    w += client.to(tl.int64) * K * COUT
+    w += client.to(tl.int64) * K * (G * COUT)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for piece in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         k = piece * BK + tl.arange(0, BK)
@@ -60,44 +66,50 @@ def conv(
             a = tl.load(x + base[:, None] + run[None, :])
         else:
             a = tl.load(x + base[:, None] + run[None, :], mask=(k < K)[None, :], other=0.0)
-        if K % BK == 0 and COUT % BN == 0:
-            b = tl.load(w + k[:, None] * COUT + n[None, :])
+        if K % BK == 0 and (G * COUT) % BN == 0:
+            b = tl.load(w + k[:, None] * (G * COUT) + n[None, :])
         else:
-            b = tl.load(w + k[:, None] * COUT + n[None, :], mask=(k < K)[:, None] & (n < COUT)[None, :], other=0.0)
+            known = (k < K)[:, None] & (n < G * COUT)[None, :]
+            b = tl.load(w + k[:, None] * (G * COUT) + n[None, :], mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    there = (m < PIXELS)[:, None] & (n < COUT)[None, :]
-    if STATS:
-        total += tl.load(bias + client * COUT + n, mask=n < COUT, other=0.0)[None, :]
-    rounded = total.to(y.dtype.element_ty)
-    tl.store(y + at * (PIXELS * COUT) + m[:, None] * COUT + n[None, :], rounded, mask=there)
-    if STATS:
-        seen = tl.where(there, rounded.to(tl.float32), 0.0)
-        count = tl.minimum(BM, PIXELS - (tile // NT) * BM) * tl.minimum(BN, COUT - (tile % NT) * BN)
-        mean = tl.sum(seen) / count
-        apart = tl.where(there, seen - mean, 0.0)
-        where = stats + (at * tl.num_programs(0) + tile) * 2
-        tl.store(where, mean)
-        tl.store(where + 1, tl.sum(apart * apart))
+    half = y.dtype.element_ty
+    y += at * (ROWS * G * COUT) + pixel[:, None] * COUT
+    if G == 1:
+        tl.store(y + n[None, :], total.to(half), mask=inside[:, None] & (n < COUT)[None, :])
+    else:
+        left, right = tl.split(tl.reshape(total, (BM, BN // 2, 2)))
+        o = (tile % NT) * (BN // 2) + tl.arange(0, BN // 2)
+        there = inside[:, None] & (o < COUT)[None, :]
+        if POOL:
+            own = tl.load(bias + client * COUT + o, mask=o < COUT, other=0.0)[None, :]
+            left, right = left + own, right + own
+        left, right = left.to(half), right.to(half)
+        tl.store(y + o[None, :], left, mask=there)
+        tl.store(y + COUT + o[None, :], right, mask=there)
+        if POOL:
+            left, right = tl.where(there, left.to(tl.float32), 0.0), tl.where(there, right.to(tl.float32), 0.0)
+            count = tl.minimum(BM, ROWS - (tile // NT) * BM) * tl.minimum(BN, 2 * COUT - (tile % NT) * BN)
+            mean = (tl.sum(left) + tl.sum(right)) / count
+            a, b = tl.where(there, left - mean, 0.0), tl.where(there, right - mean, 0.0)
+            stats += (at * tl.num_programs(0) + tile) * 3
+            tl.store(stats, count.to(tl.float32))
+            tl.store(stats + 1, mean)
+            tl.store(stats + 2, tl.sum(a * a) + tl.sum(b * b))
+            top, bottom = _lines(left, BM, BN)
+            top_right, bottom_right = _lines(right, BM, BN)
+            scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+            best, _ = _win(top, top_right, bottom, bottom_right, scale)
+            q = (tile // NT) * (BM // 2) + tl.arange(0, BM // 2)
+            where = winners + at * (ROWS // 2 * COUT) + q[:, None] * COUT + o[None, :]
+            tl.store(where, best.to(half), mask=(q < ROWS // 2)[:, None] & (o < COUT)[None, :])
 
 
 @triton.jit
-def spread_out(
-    x, out, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CIN: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One line of padded images.
-
-    It has WIDE pixels of TO numbers: the first COLUMNS·CIN of them are the pixel and its right-hand neighbours, side by
-    side, and the others are zero.
-    """
-    at, line = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    k = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    entry, source = k % TO, line - PADDING
-    column = k // TO + entry // CIN - PADDING
-    inside = (k < WIDE * TO) & (entry < COLUMNS * CIN) & (column >= 0) & (column < WIDTH)
-    inside = inside & (source >= 0) & (source < HEIGHT)
-    value = tl.load(x + (at * HEIGHT + source) * (WIDTH * CIN) + column * CIN + entry % CIN, mask=inside, other=0.0)
-    tl.store(out + (at * tl.num_programs(1) + line) * (WIDE * TO) + k, value, mask=k < WIDE * TO)
+def _lines(values, BM: tl.constexpr, BN: tl.constexpr):
+    """The upper and the lower values of the cells."""
+    cells = tl.reshape(values, (BM // 16, 2, 8, BN // 2))
+    top, bottom = tl.split(tl.permute(cells, (0, 2, 3, 1)))
+    return tl.reshape(top, (BM // 2, BN // 2)), tl.reshape(bottom, (BM // 2, BN // 2))
 
 
 @triton.jit
@@ -123,39 +135,6 @@ def _win(a, b, c, d, gamma):
     place = tl.where(d * sign > best * sign, 3, place)
     best = tl.where(place == 3, d, best)
     return best, place
-
-
-@triton.jit
-def pool(
-    y, stats, gamma, beta, p, winners, moments, eps, PARTS: tl.constexpr, PARTS2: tl.constexpr, NT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PIXELS: tl.constexpr, OW: tl.constexpr, PW: tl.constexpr,
-    WINDOWS: tl.constexpr, COUT: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """Statistics put together, then p and the winners' y for BQ windows of one image."""
-    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    at = (client * tl.num_programs(1) + image).to(tl.int64)
-    part = tl.arange(0, PARTS2)
-    rows, columns = tl.minimum(BM, PIXELS - (part // NT) * BM), tl.minimum(BN, COUT - (part % NT) * BN)
-    count = tl.where(part < PARTS, rows * columns, 0).to(tl.float32)
-    means = tl.load(stats + (at * PARTS + part) * 2, mask=part < PARTS, other=0.0)
-    spread = tl.load(stats + (at * PARTS + part) * 2 + 1, mask=part < PARTS, other=0.0)
-    mean = tl.sum(count * means) / (PIXELS * COUT)
-    variance = (tl.sum(spread) + tl.sum(count * (means - mean) * (means - mean))) / (PIXELS * COUT)
-    inverse = 1.0 / tl.sqrt(variance + eps)
-    if tile == 0:
-        tl.store(moments + at, mean)
-        tl.store(moments + tl.num_programs(1) * tl.num_programs(2) + at, inverse)
-    o = tl.arange(0, BO)
-    q = tile * BQ + tl.arange(0, BQ)
-    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
-    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
-    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
-    a, b, c, d = _four(y + at * (PIXELS * COUT), q, PW, OW, COUT, o, mask)
-    best, _ = _win(a, b, c, d, scale)
-    z = (best - mean) * inverse * scale[None, :] + shift[None, :]
-    where = at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :]
-    tl.store(p + where, tl.where(z <= 0, 0.0, z).to(p.dtype.element_ty), mask=mask)
-    tl.store(winners + where, best.to(winners.dtype.element_ty), mask=mask)
 
 
 @triton.jit
