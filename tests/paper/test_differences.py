@@ -150,6 +150,21 @@ def test_what_the_page_says_of_resnet_18_is_what_was_kept() -> None:
     assert at("retrain", "test", 50)[0] < start - 2 < at("retrain", "test", 60)[0] and reached < start - 2
 
 
+def test_what_the_page_says_of_table_6_is_what_was_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("central-cifar10-*.json")
+    said, kept = after("ResNet-18 on CIFAR-10"), record.read(path)
+    names = {"randl": "RandL", "ft": "FT", "not": "NoT", "salun": "SalUn"}
+    gaps = {row.method: float(str(row.average_gap.mean)) for row in rules.rows(kept.lines(), "best-gap")}
+    theirs = {row["method"]: row["avg_gap"] for row in published("T6")}
+    ours = ", ".join(f"{shown} {gaps[name]:.2f}" for name, shown in names.items())
+    assert f"`best-gap`: {ours} (paper: {', '.join(theirs[shown] for shown in names.values())})" in said
+    ends = {name: kept.jobs[f"0/random-tenth/{name}"]["retain"][-1] for name in names}
+    assert f"NoT ends at Retain {ends.pop('not'):.1f}" in said and min(ends.values()) > 95
+    first, again = kept.jobs["0/random-tenth/ft"], kept.jobs["0/random-tenth/before"]
+    apart = [abs(first[name][0] - again[name][0]) for name in ("retain", "forget", "test")]
+    assert 0 < max(apart) < 0.3 and "end within 0.3 points" in said
+
+
 def test_fcus_rates_on_the_page_are_those_of_the_readings() -> None:
     text = (Path(differences.__file__).parent / "records" / "2026-11-16-fcu-vit-readings.md").read_text("utf-8")
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
@@ -451,9 +466,34 @@ def test_what_the_page_says_of_other_networks_is_what_was_tried() -> None:
 
     assert f"{at('64-64, dropout 0.5', 1000, 850)} (Retain, Forget, Test)." in said
     assert f"at {at('average pooling, rate 5e-3', 2000, 2000)} (paper 91.66 / 83.05 / 82.32;" in said
+    text = (root / "benchmarks/records/2026-11-19-regimes-average-cuda.md").read_text(encoding="utf-8")
+    ended = {
+        row.split(" | ")[0].strip("| "): [float(value) for value in row.split(" | ")[9].split(" / ")]
+        for row in text.partition("## Rate 1e-2")[0].splitlines()
+        if row.startswith(("| retrain |", "| ft |", "| not |"))
+    }
+    theirs = {"ft": (0.82, 2.51, 0.04), "not": (0.03, 0.81, 0.33)}
+    off = list[float]()
+    for method, start in (("ft", "FT then ends "), ("not", "NoT ")):
+        apart = [own - retrain for own, retrain in zip(ended[method], ended["retrain"], strict=True)]
+        assert start + " / ".join(f"{value:+.2f}" for value in apart) in said
+        assert f"(paper {' / '.join(f'{value:+.2f}' for value in theirs[method])})" in said
+        off += [abs(ours - paper) for ours, paper in zip(apart, theirs[method], strict=True)]
+    assert sum(value > 1 for value in off) == 2 and sorted(off)[-3] < 0.6
     (kept,) = (root / "results").glob("cifar10-cnn-434b*.json")
     end = record.read(kept).jobs["0/client-0-leaves/retrain"]
     assert f"has {' / '.join(f'{end[name][-1]:.2f}' for name in ('retain', 'forget', 'test'))})" in said
+
+
+def test_what_the_page_says_of_float32_is_what_was_run() -> None:
+    folder = differences_kept.PAGE.parents[2] / "benchmarks" / "records"
+    curves = [
+        [{name: one[name] for name in ("round", "retain", "forget", "test")} for one in json.loads(line)["curve"]]
+        for path in ("2026-11-17-differences-cuda.jsonl", "2026-11-19-float32-cuda.jsonl")
+        for line in (folder / path).read_text(encoding="utf-8").splitlines()[:1]
+    ]
+    most = max(abs(one[name] - other[name]) for one, other in zip(*curves, strict=True) for name in one)
+    assert f"never lie further than {most:.2f} points from" in after("The training regime")
 
 
 def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:

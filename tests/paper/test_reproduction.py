@@ -349,10 +349,15 @@ def test_a_price_grows_with_the_data_and_the_network() -> None:
 
 
 def test_the_price_of_a_block_is_about_what_the_slowest_one_took() -> None:
-    """Those that shared their GPU took up to 1.4 times their price; others had fewer clients, or were stacked."""
+    """Those that shared their GPU took up to 1.4 times their price; others had fewer clients, or were stacked.
+
+    A run of a few rounds spends most of its time compiling, which no price of a round can say.
+    """
     ratios: dict[tuple[str, str], list[float]] = {}
     for kept in record.all_in(reproduction.RESULTS):
         config = Config.parse(kept.config)
+        if config.training.rounds < 50:
+            continue
         for seed in map(str, kept.seeds):
             own = {job: told["seconds"][-1] or 0.0 for job, told in kept.jobs.items() if job.startswith(f"{seed}/")}
             took = reproduction.spent(own, reproduction.stacks_of(kept))[0] / 60
