@@ -89,12 +89,12 @@ def conv(
         if POOL:
             left, right = tl.where(there, left.to(tl.float32), 0.0), tl.where(there, right.to(tl.float32), 0.0)
             count = tl.minimum(BM, ROWS - (tile // NT) * BM) * tl.minimum(BN, 2 * COUT - (tile % NT) * BN)
-            mean = (tl.sum(left) + tl.sum(right)) / count
-            a, b = tl.where(there, left - mean, 0.0), tl.where(there, right - mean, 0.0)
+            mean = tl.sum(left + right) / count
+            apart = tl.where(there, (left - mean) * (left - mean) + (right - mean) * (right - mean), 0.0)
             stats += (at * tl.num_programs(0) + tile) * 3
             tl.store(stats, count.to(tl.float32))
             tl.store(stats + 1, mean)
-            tl.store(stats + 2, tl.sum(a * a) + tl.sum(b * b))
+            tl.store(stats + 2, tl.sum(apart))
             top, bottom = _lines(left, BM, BN)
             top_right, bottom_right = _lines(right, BM, BN)
             scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
