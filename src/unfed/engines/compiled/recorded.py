@@ -377,7 +377,7 @@ class Replay(StackedPhase):
             handwritten.chosen,
             self.template.autocast,
         )
-        key = (*kind, shapes, spec)
+        key = (*kind, shapes, str(spec))
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
         kept.move_to_end(key)
