@@ -63,8 +63,8 @@ def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, po
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, w = x.to(dtype), w.to(dtype)
-    images, weights = x.permute(0, 2, 3, 1), w.permute(2, 3, 1, 0)
-    stacked = (t[None] for t in (images, weights, conv.bias, norm.weight, norm.bias))
+    each = (x.permute(0, 2, 3, 1), w.permute(2, 3, 1, 0), conv.bias, norm.weight, norm.bias)
+    stacked = (t[None] for t in each)
     out: Tensor = stack_of_blocks(*stacked, int(conv.padding[0]), norm.eps)[0][0]
     return out.permute(0, 3, 1, 2)
 

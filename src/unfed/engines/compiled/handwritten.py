@@ -13,7 +13,7 @@ class Handwritten:
     """The parts; where one is left out, PyTorch's own operations stay in its place."""
 
     products: bool = True
-    """The convolutions of a stack as products of matrices, instead of grouped convolutions (`convolution.py`)."""
+    """The convolutions of a stack as products, instead of in groups (`convolution.py`), long sums in pieces."""
     blocks: bool = True
     """Convolution, norm, ReLU and pooling as one operator, instead of layer by layer (`fused.py`)."""
     triton: bool = True

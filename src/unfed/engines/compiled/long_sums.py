@@ -42,15 +42,12 @@ def pieces_of(a: Tensor, b: Tensor) -> int:
     return pieces
 
 
-def rewrite(module: GraphModule) -> int:
-    """Cut the products of a stack; how many were cut."""
-    changed = 0
+def rewrite(module: GraphModule) -> None:
+    """Cut the products of a stack."""
     products = module.graph.find_nodes(op="call_function", target=aten.bmm.default)
     for node in products if handwritten.chosen.products else ():
-        a, b = node.args
-        pieces = pieces_of(a.meta["val"], b.meta["val"])
+        pieces = pieces_of(*(given.meta["val"] for given in node.args))
         if pieces > 1:
-            graph_edits.replace(module.graph, node, graph_edits.insert(module.graph, node, in_pieces, a, b, pieces))
-            changed += 1
+            cut = graph_edits.insert(module.graph, node, in_pieces, *node.args, pieces)
+            graph_edits.replace(module.graph, node, cut)
     module.recompile()
-    return changed
