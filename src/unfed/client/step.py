@@ -48,9 +48,10 @@ def start(template: Template, phase: Phase, params: Params, optimiser: Params | 
     some = next(iter(weights.values()))
     zero = torch.zeros((), dtype=some.dtype, device=some.device)
     moments = ("momentum",) if phase.optimiser.rule == "sgd" else ("mean", "square")
-    fresh = {f"{m}/{n}": torch.zeros_like(t) for m in moments for n, t in weights.items()}
+    # One zero for all entries: a step makes new moments, and no memory is spent on the first.
+    fresh = {f"{m}/{n}": zero.to(t.dtype).expand_as(t) for m in moments for n, t in weights.items()}
     if phase.optimiser.rule != "sgd":
-        fresh |= {f"count/{n}": torch.zeros_like(zero) for n in weights}
+        fresh |= {f"count/{n}": zero for n in weights}
     if phase.optimiser.plateau is not None:
         fresh |= {"plateau/best": zero + torch.inf, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
     if optimiser is not None:
