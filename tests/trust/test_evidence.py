@@ -559,13 +559,16 @@ def test_made_and_verified_by_commands(run: Run, tmp_path: Path, unfed: Callable
 def test_the_pages_commands_do_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfed: Callable[..., tuple[int, str, str]]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/evidence.md").read_text(encoding="utf-8")
+    before, page = (
+        (Path(__file__).parents[2] / "docs/how-to" / name).read_text(encoding="utf-8")
+        for name in ("trust.md", "evidence.md")
+    )
     commands, alone, serves = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (config,) = re.findall(r"```toml\n(.*?)```", before, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    Path("ward.toml").write_text(config)
+    Path("federation.toml").write_text(config)
     shutil.copy(verifier.__file__, "verifier.py")
-    for line in commands.strip().splitlines():
+    for line in "".join([*re.findall(r"```sh\n(.*?)```", before, re.DOTALL), commands]).splitlines():
         code, said, err = unfed(*line.partition("#")[0].split()[1:])
         assert code == 0, (line, err)
     told = " ".join(said.split())
@@ -578,7 +581,7 @@ def test_the_pages_commands_do_what_it_says(
         told.partition("Measured, on")[0].partition("Proven:")[2].strip(),
     )
     assert alone_told.startswith(f"Proven: {proven} Not shown: - {verifier.NOT_SHOWN[0]}"), "what is proven is the same"
-    assert serves.split() == ["unfed", "serve", "ward", "--work"]
+    assert serves.split() == ["unfed", "serve", "runs/federation", "--work"]
 
 
 def test_what_is_measured_of_a_later_request_is_measured_on_its_own_rows(run: Run) -> None:
