@@ -490,12 +490,13 @@ def opposite_signs(before: Params, after: Params, negated: Collection[str]) -> l
 
     Two linear layers that both change sign compute what they did: −W₂ · −W₁ = W₂ · W₁.
     """
-    turned = {
-        name: float(torch.cosine_similarity(old.flatten().double(), after[name].flatten().double(), dim=0))
-        for name, old in before.items()
-        if old.is_floating_point() and old.ndim > 1
-    }
-    own = [turned[name] for name in negated if name in turned]
-    if not own or max(own) > OPPOSITE:
+
+    def turned(name: str) -> bool:
+        old, new = (params[name].flatten().double() for params in (before, after))
+        return float(torch.cosine_similarity(old, new, dim=0)) < OPPOSITE
+
+    weights = [name for name, old in before.items() if old.is_floating_point() and old.ndim > 1]
+    own = [name for name in weights if name in negated]
+    if not own or not all(turned(name) for name in own):
         return []
-    return [name for name, cosine in turned.items() if name not in negated and cosine < OPPOSITE]
+    return [name for name in weights if name not in negated and turned(name)]
