@@ -61,8 +61,8 @@ class Block:
         self.dp = draw(*self.kept[0].shape).to(dtype)
 
     def forward(self, how: object) -> tuple[Tensor, ...]:
-        winners, y, parts = how.forward(self.x, self.w, self.bias, self.gamma, KERNEL, KERNEL)  # type: ignore[attr-defined]
-        return winners, y, fused.combined(parts, 1e-5)
+        winners, y, statistics = how.forward(self.x, self.w, self.bias, self.gamma, KERNEL, KERNEL)  # type: ignore[attr-defined]
+        return winners, y, fused.moments_of(statistics, 1e-5)
 
     def backward(self, how: object) -> tuple[Tensor, ...]:
         given = (self.dp, self.x, self.turned, self.gamma, self.beta, *self.kept, KERNEL, KERNEL, PADDING, self.wants_x)

@@ -213,12 +213,12 @@ def test_kernels_equal_the_readable_operators(
     pairs = fused.in_pairs(w)
     winners, y, whole = fused.forward(x, pairs, bias, gamma, kernel, kernel)
     fast = kernels.forward(x, pairs, bias, gamma, kernel, kernel)
-    assert fast[2].shape[2] == kernels.statistics(x, pairs, kernel, y[0, 0, ..., 0].numel())
+    assert fast[2].shape[2] == kernels.tiles_of_image(x, pairs, kernel, y[0, 0, ..., 0].numel())
     assert (fast[2].shape[2] > 1) == (pool is SMALL)
-    moments = fused.combined(whole, 1e-5)
+    moments = fused.moments_of(whole, 1e-5)
     for name, one, other in zip(("winners", "y"), (winners, y), fast, strict=False):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=3e-5, msg=name)
-    torch.testing.assert_close(fused.combined(fast[2], 1e-5), moments, rtol=1e-4, atol=3e-5)
+    torch.testing.assert_close(fused.moments_of(fast[2], 1e-5), moments, rtol=1e-4, atol=3e-5)
     dp = torch.randn(winners.shape, generator=torch.Generator().manual_seed(1))
     turned = fused.in_pairs(w.flip(1, 2).transpose(3, 4))
     given = (dp, x, turned, gamma, beta, winners, y, moments, kernel, kernel, padding, wants_x)
@@ -233,7 +233,7 @@ def test_kernels_equal_the_readable_operators(
 def test_statistics_of_parts_are_those_of_the_whole() -> None:
     values = torch.tensor([1.0, 2.0, 6.0, 3.0, 8.0], dtype=torch.float64)
     parts = [[len(own), own.mean(), (own - own.mean()).square().sum()] for own in (values[:2], values[2:])]
-    mean, inverse = fused.combined(torch.tensor(parts, dtype=torch.float64)[None, None], 0.5).flatten().tolist()
+    mean, inverse = fused.moments_of(torch.tensor(parts, dtype=torch.float64)[None, None], 0.5).flatten().tolist()
     assert (mean, inverse) == pytest.approx((4.0, (6.8 + 0.5) ** -0.5))
 
 

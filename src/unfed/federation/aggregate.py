@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -62,9 +61,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if not floating:
         return True
     # A largest size is finite exactly if every entry is: unlike a sum of sizes it cannot overflow.
-    sizes = torch._foreach_norm(floating, math.inf)
-    widest = reduce(torch.promote_types, (t.dtype for t in sizes))
-    return bool(torch.stack([t.to(widest) for t in sizes]).isfinite().all())
+    return bool(torch.stack([t.double() for t in torch._foreach_norm(floating, math.inf)]).isfinite().all())
 
 
 def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:

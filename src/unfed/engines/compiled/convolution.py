@@ -8,7 +8,8 @@ numbers: no index arithmetic per element, no border masks, and every client is o
 
 Two custom operators (input → output, and their product for the weights) are enough: the gradient for the input is the
 first one again, with the kernel turned around. On CUDA they are Triton kernels, elsewhere one unfold and one `bmm`.
-`rewrite` puts them into a traced step in the place of PyTorch's grouped convolutions.
+`rewrite` puts them into a traced step in the place of PyTorch's grouped convolutions. It also cuts long sums: the last
+layer has thousands of features and ten classes, so ten clients make too few tiles to keep a GPU busy.
 """
 
 from __future__ import annotations
@@ -122,11 +123,30 @@ def convolve_backward(
     return dx, dw
 
 
+# --- long sums --------------------------------------------------------------------------------------------------------
+
+
+def in_pieces(a: Tensor, b: Tensor, pieces: int) -> Tensor:
+    """`torch.bmm(a, b)` as Σₛ aₛ bₛ over so many pieces s of its sum, which are computed side by side."""
+    left, right = a.unflatten(2, (pieces, -1)).transpose(1, 2), b.unflatten(1, (pieces, -1))
+    each = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, (-1, pieces))
+    found: Tensor = each.sum(1, dtype=sums_in(a)).to(a.dtype)
+    return found
+
+
+def pieces_of(a: Tensor, b: Tensor) -> int:
+    """Enough pieces to keep an H200 busy (160 tiles of 64 × 64 results), none shorter than 256 numbers."""
+    pieces, tiles = 1, a.shape[0] * -(-a.shape[1] // 64) * -(-b.shape[2] // 64)
+    while pieces * tiles < 160 and a.shape[2] % (2 * pieces) == 0 and a.shape[2] // (2 * pieces) >= 256:
+        pieces *= 2
+    return pieces
+
+
 # --- rewriting a traced step ------------------------------------------------------------------------------------------
 
 
 def rewrite(module: GraphModule, stack: int) -> int:
-    """Replace the grouped convolutions of a stack by these operators; how many were replaced."""
+    """Replace the grouped convolutions of a stack, and cut its long sums; how many nodes were replaced."""
     changed = 0
     for node in list(module.graph.nodes) if handwritten.chosen.products else ():
         if node.op != "call_function":
@@ -141,6 +161,9 @@ def rewrite(module: GraphModule, stack: int) -> int:
             if not wants[2]:
                 _replace(module.graph, node, convolve_backward, dy, x, w, padding[0], groups, list(wants))
                 changed += 1
+        elif node.target is aten.bmm.default and (pieces := pieces_of(*(n.meta["val"] for n in node.args))) > 1:
+            _replace(module.graph, node, in_pieces, *node.args, pieces)
+            changed += 1
     module.graph.eliminate_dead_code()
     module.recompile()
     return changed

@@ -69,7 +69,7 @@ def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, po
     return out.permute(0, 3, 1, 2)
 
 
-class Block(torch.autograd.Function):
+class StackOfBlocks(torch.autograd.Function):
     """The block of a stack: x [C, B, H, W, I], w [C, KH, KW, I, O].
 
     The products are operators of their own; what is before and between them the compiler fuses with its surroundings.
@@ -81,8 +81,8 @@ class Block(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         more = -x.shape[4] % 4  # a line is then read in pieces of eight numbers
         wide, w = padded(F.pad(x, (0, more)), padding).contiguous(), F.pad(w, (0, 0, 0, more))
-        winners, y, parts = stacked_block(wide, in_pairs(w), bias, gamma, *w.shape[1:3])
-        moments = combined(parts, eps)
+        winners, y, statistics = stacked_winners(wide, in_pairs(w), bias, gamma, *w.shape[1:3])
+        moments = moments_of(statistics, eps)
         z = _standard(winners, moments) * _channels(gamma.to(moments.dtype)) + _channels(beta.to(moments.dtype))
         return z.clamp(min=0).to(x.dtype), wide, w, winners, y, moments
 
@@ -117,7 +117,7 @@ class Block(torch.autograd.Function):
         return (stack_of_blocks(*stacked, *args[5:])[0][:, None],), (0,)
 
 
-stack_of_blocks: Any = Block.apply
+stack_of_blocks: Any = StackOfBlocks.apply
 
 
 def in_pairs(w: Tensor) -> Tensor:
@@ -129,12 +129,9 @@ def in_pairs(w: Tensor) -> Tensor:
     return both.flatten(4).flatten(1, 3)
 
 
-def combined(parts: Tensor, eps: float) -> Tensor:
-    """(μ, 1/σ) [2, C, B] from the statistics of an image's parts [C, B, parts, 3].
-
-    These are count, mean and spread Σ (y − mean)².
-    """
-    count, mean, spread = parts.unbind(3)
+def moments_of(statistics: Tensor, eps: float) -> Tensor:
+    """(μ, 1/σ) [2, C, B] from count, mean and spread Σ (y − mean)² of each tile [C, B, tiles, 3]."""
+    count, mean, spread = statistics.unbind(3)
     whole = count.sum(2)
     centre = (count * mean).sum(2) / whole
     variance = (spread + count * (mean - centre[..., None]).square()).sum(2) / whole
@@ -144,21 +141,23 @@ def combined(parts: Tensor, eps: float) -> Tensor:
 # --- the operators ----------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("unfed::stacked_block", mutates_args=())
-def stacked_block(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The winners, y = conv(x, w) + b of padded images, and the statistics of its parts; w is `in_pairs`."""
+@torch.library.custom_op("unfed::stacked_winners", mutates_args=())
+def stacked_winners(
+    x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The winners, y = conv(x, w) + b of padded images, and the statistics of its tiles; w is `in_pairs`."""
     run = kernels.forward if kernels.usable(x) else forward
     return run(x.contiguous(), w.contiguous(), bias, gamma, kh, kw)
 
 
-@stacked_block.register_fake
+@stacked_winners.register_fake
 def _(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tuple[Tensor, Tensor, Tensor]:
     clients, images, height, width, _ = x.shape
     oh, ow, leaving = height - kh + 1, width - kw + 1, w.shape[2] // 2
-    parts = kernels.statistics(x, w, kh, oh * ow) if kernels.usable(x) else 1
+    tiles = kernels.tiles_of_image(x, w, kh, oh * ow) if kernels.usable(x) else 1
     winners = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
     y = x.new_empty((clients, images, oh, ow, leaving))
-    return winners, y, x.new_empty((clients, images, parts, 3), dtype=sums_in(x))
+    return winners, y, x.new_empty((clients, images, tiles, 3), dtype=sums_in(x))
 
 
 @torch.library.custom_op("unfed::stacked_block_backward", mutates_args=())
@@ -200,7 +199,7 @@ def padded(x: Tensor, padding: int) -> Tensor:
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The winners' y, y, and the statistics of each image, in one part."""
+    """The winners, y, and the statistics of each image, as one tile."""
     exact = sums_in(x)
     product = torch.bmm(windows(x, kh, kw + 1, 2).to(exact), w.to(exact))
     sides = (*x.shape[:2], x.shape[2] - kh + 1, (x.shape[3] - kw + 1) // 2)

@@ -123,15 +123,16 @@ def convolve(
     g = w.shape[2] // leaving
     run, rows, t = (kw + g - 1) * entering, oh * ow // g, conv_tiles(x, w, kh, pool is not None)
     units = 1 if pool is None and rows % t.rows else images
-    bm, across = min(t.rows, power(images // units * rows)), -(-w.shape[2] // t.channels)
-    tiles = -(-images // units * rows // bm) * across
+    count = images // units * rows
+    tiles, across = tiles_of(t, count, w.shape[2])
     bias, gamma, winners = pool or (y, y, y)
     stats = torch.empty((clients, units, tiles, 3) if pool else 0, dtype=torch.float32, device=x.device)
     _jit().conv[(tiles, units, clients)](
         x, w, bias, gamma, y, winners, stats, x_unit=x[0].numel() // units, x_image=x[0, 0].numel(),
-        x_row=width * entering, OW=ow, IMAGE=rows, ROWS=images // units * rows, STEP=g * entering, COUT=leaving, G=g,
+        x_row=width * entering, OW=ow, IMAGE=rows, ROWS=count, STEP=g * entering, COUT=leaving, G=g,
         RUN=run, K=kh * run, NT=across, POOL=pool is not None, VEC=math.gcd(width * entering, g * entering, run, 8),
-        BM=bm, BN=t.channels, BK=t.entries, STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
+        BM=min(t.rows, power(count)), BN=t.channels, BK=t.entries, STAGES=t.stages, PRECISION=precision(x),
+        num_warps=t.warps,
     )  # fmt: skip
     return stats
 
@@ -149,10 +150,15 @@ def conv_tiles(x: Tensor, w: Tensor, kh: int, pool: bool) -> Tiles:
     return affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
 
 
-def statistics(x: Tensor, w: Tensor, kh: int, pixels: int) -> int:
-    """In how many tiles' statistics an image's come."""
-    t, rows = conv_tiles(x, w, kh, True), pixels // 2
-    return -(-rows // min(t.rows, power(rows))) * -(-w.shape[2] // t.channels)
+def tiles_of(t: Tiles, rows: int, columns: int) -> tuple[int, int]:
+    """How many tiles, and how many side by side."""
+    across = -(-columns // t.channels)
+    return -(-rows // min(t.rows, power(rows))) * across, across
+
+
+def tiles_of_image(x: Tensor, w: Tensor, kh: int, pixels: int) -> int:
+    """How many tiles an image's statistics come from; a row of a tile is a pair of pixels."""
+    return tiles_of(conv_tiles(x, w, kh, True), pixels // 2, w.shape[2])[0]
 
 
 def backward(

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from unfed.client import objectives
 from unfed.client.plan import Phase, Term
 from unfed.client.step import Carry
-from unfed.engines.compiled import convolution, half_precision, handwritten, long_sums
+from unfed.engines.compiled import convolution, half_precision, handwritten
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.compiled.graph_edits import lift
@@ -202,7 +202,6 @@ class Deck:
                 raise Untraceable(reason(error)) from error
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
-                long_sums.rewrite(module)
             half_precision.rewrite(module)
             constants = lift(module, leaves[0].device)
             self._constants += constants  # a captured graph reads them where they lie, so they must stay

@@ -9,7 +9,7 @@ from torch import nn
 from test_batched import federation, plan_of
 from unfed.client.plan import Optimiser, Phase
 from unfed.engines import Batched, Sequential
-from unfed.engines.compiled import capture, long_sums, recorded
+from unfed.engines.compiled import capture, convolution, recorded
 from unfed.model.functional import Template
 from unfed.model.params import cast, params_of
 from worlds import noting
@@ -18,7 +18,7 @@ from worlds import noting
 def test_the_pieces_add_up_to_the_product() -> None:
     draw = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3, 5, 12), (3, 7, 12)))
-    torch.testing.assert_close(long_sums.in_pieces(a, b.transpose(1, 2), 4), a @ b.transpose(1, 2))
+    torch.testing.assert_close(convolution.in_pieces(a, b.transpose(1, 2), 4), a @ b.transpose(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_the_pieces_add_up_to_the_product() -> None:
 )
 def test_a_sum_is_cut_until_the_device_is_busy(clients: int, rows: int, length: int, classes: int, pieces: int) -> None:
     a, b = torch.empty(clients, rows, length), torch.empty(clients, length, classes)
-    assert long_sums.pieces_of(a, b) == pieces
+    assert convolution.pieces_of(a, b) == pieces
 
 
 def test_a_recorded_step_cuts_its_last_layer_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     cut: list[int] = []
-    monkeypatch.setattr(long_sums, "in_pieces", noting(cut, long_sums.in_pieces, lambda a, b, pieces: pieces))
+    monkeypatch.setattr(convolution, "in_pieces", noting(cut, convolution.in_pieces, lambda a, b, pieces: pieces))
     clients = federation((9, 17, 24))
     some = next(iter(clients.values())).source
     torch.manual_seed(0)
