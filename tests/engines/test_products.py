@@ -23,8 +23,15 @@ def test_the_pieces_add_up_to_the_product() -> None:
 
 @pytest.mark.parametrize(
     ("clients", "rows", "length", "classes", "pieces"),
-    [(10, 64, 4096, 10, 16), (20, 64, 4096, 10, 8), (160, 64, 4096, 10, 1), (10, 64, 768, 10, 2), (10, 64, 511, 10, 1)],
-    ids=["few tiles", "more tiles", "enough tiles", "three short pieces are two", "an odd sum"],
+    [
+        (10, 64, 510, 10, 1),
+        (10, 64, 4096, 10, 16),
+        (20, 64, 4096, 10, 8),
+        (160, 64, 4096, 10, 1),
+        (10, 64, 768, 10, 2),
+        (10, 64, 511, 10, 1),
+    ],
+    ids=["a short sum", "few tiles", "more tiles", "enough tiles", "three short pieces are two", "an odd sum"],
 )
 def test_a_sum_is_cut_until_the_device_is_busy(clients: int, rows: int, length: int, classes: int, pieces: int) -> None:
     a, b = torch.empty(clients, rows, length), torch.empty(clients, length, classes)
