@@ -44,7 +44,7 @@ LAUNCHED |= {name: ("second", name) for name in ("weight", "spread")}
 class Block:
     """A convolution with its norm, ReLU and pool: tensors, and two operators on them, ours and the readable lines."""
 
-    names = ("winners", "y", "moments", "dx", "dw", "dγdβ")
+    names = ("winners", "y", "moments", "dx", "dw", "dγdβ", "db")
 
     def __init__(self, name: str, dtype: torch.dtype, clients: int = 10, images: int = 64) -> None:
         entering, leaving, side, self.wants_x = SHAPES[name]
@@ -89,7 +89,7 @@ class Block:
 
 def apart(a: Tensor, b: Tensor) -> float:
     """Partial sums are added up first: there may be fewer of them on one side."""
-    a, b = (t.sum(0) if t.dim() == 4 else t for t in (a, b))
+    a, b = (t.sum(0) if a.shape != b.shape else t for t in (a, b))
     return float((a.float() - b.float()).abs().max() / b.float().abs().max())
 
 

@@ -57,24 +57,23 @@ def _(x: Tensor, w: Tensor, kh: int, kw: int) -> Tensor:
 
 @torch.library.custom_op("unfed::stacked_conv_weight", mutates_args=())
 def stacked_conv_weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
-    """Σ over windows of x ⊗ dy, and Σ dy as the last row, in partial sums.
+    """Σ over windows of x ⊗ dy, in partial sums [parts, C, KH·KW·I, O], at least float32.
 
-    They are [parts, C, KH·KW·I + 1, O], at least float32; `dy` has `margin` zeros around.
+    `dy` has `margin` zeros around.
     """
     x, dy = x.contiguous(), dy.contiguous()
     height, width = _outputs(x, dy.shape[4], kh, kw)[2:4]
     if kernels.usable(x):
         return kernels.weight(x, dy, kh, kw, margin, height, width)
     inner = dy[:, :, margin : margin + height, margin : margin + width].flatten(1, 3)
-    product = torch.bmm(windows(x, kh, kw).transpose(1, 2), inner)
-    return torch.cat([product.to(sums_in(x)), inner.sum(1, keepdim=True, dtype=sums_in(x))], dim=1)[None]
+    return torch.bmm(windows(x, kh, kw).transpose(1, 2), inner).to(sums_in(x))[None]
 
 
 @stacked_conv_weight.register_fake
 def _(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
     clients, _, height, width, leaving = _outputs(x, dy.shape[4], kh, kw)
-    parts = kernels.parts(x, leaving, kh * kw, height * width, True) if kernels.usable(x) else 1
-    return x.new_empty((parts, clients, kh * kw * x.shape[4] + 1, leaving), dtype=sums_in(x))
+    parts = kernels.parts(x, leaving, kh, kw, height, width, True) if kernels.usable(x) else 1
+    return x.new_empty((parts, clients, kh * kw * x.shape[4], leaving), dtype=sums_in(x))
 
 
 def _outputs(x: Tensor, leaving: int, kh: int, kw: int) -> tuple[int, int, int, int, int]:
@@ -118,7 +117,7 @@ def convolve_backward(
         dx = grouped(stacked_conv(around, turned, kh, kw))
     if wants[1]:
         parts = stacked_conv_weight(padded(x, groups, padding), around, kh, kw, margin)
-        found = parts.sum(0)[:, :-1].reshape(groups, kh, kw, x.shape[1] // groups, -1)
+        found = parts.sum(0).reshape(groups, kh, kw, x.shape[1] // groups, -1)
         dw = found.permute(0, 4, 3, 1, 2).flatten(0, 1).to(w.dtype)
     return dx, dw
 

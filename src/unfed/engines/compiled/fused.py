@@ -99,13 +99,12 @@ class StackOfBlocks(torch.autograd.Function):
         (kh, kw), wants_x = w.shape[1:3], ctx.needs_input_grad[0]
         turned = in_pairs(w.flip(1, 2).transpose(3, 4)) if wants_x else w.new_empty(0)
         # Contiguous already here, where the compiler does it in the kernel that makes dp.
-        dx, parts, per_image = stacked_block_backward(
+        dx, dw, per_image, db = stacked_block_backward(
             dp.contiguous(), wide, turned, gamma, beta, winners, y, moments, kh, kw, ctx.padding, wants_x
         )
-        sums = parts.sum(0)
-        dw, db = sums[:, :-1].reshape(w.shape)[..., : ctx.channels, :].to(w.dtype), sums[:, -1].to(gamma.dtype)
+        dw = dw.sum(0).reshape(w.shape)[..., : ctx.channels, :].to(w.dtype)
         dgamma, dbeta = per_image.sum(2).to(gamma.dtype).unbind(0)
-        return dx[..., : ctx.channels] if wants_x else None, dw, db, dgamma, dbeta, None, None
+        return dx[..., : ctx.channels] if wants_x else None, dw, db.sum(0).to(gamma.dtype), dgamma, dbeta, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -164,11 +163,11 @@ def _(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tu
 def stacked_block_backward(
     dp: Tensor, x: Tensor, turned: Tensor, gamma: Tensor, beta: Tensor, winners: Tensor, y: Tensor, moments: Tensor,
     kh: int, kw: int, padding: int, wants_x: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of a stack's block: dx (or nothing), dw, dγ and dβ.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of a stack's block: dx (or nothing), dw, dγ and dβ, db.
 
-    dw has db as its last row, in partial sums [parts, C, KH·KW·I + 1, O]; (dγ, dβ) come per image [2, C, B, O] and are
-    added up in the kernel that uses them.
+    dw comes in partial sums [parts, C, KH·KW·I, O], (dγ, dβ) per image [2, C, B, O], and db in partial sums [parts, C,
+    O]; they are added up in the kernels that use them.
 
     `x` is padded; `turned` is the kernel turned around, `in_pairs` (or nothing); dx leaves the padding out.
     """
@@ -180,14 +179,17 @@ def stacked_block_backward(
 def _(
     dp: Tensor, x: Tensor, turned: Tensor, gamma: Tensor, beta: Tensor, winners: Tensor, y: Tensor, moments: Tensor,
     kh: int, kw: int, padding: int, wants_x: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     clients, images, height, width, entering = x.shape
+    oh, ow, leaving = y.shape[2:]
     shape = (clients, images, height - 2 * padding, width - 2 * padding, entering) if wants_x else (0,)
-    parts = 1
+    parts = of_bias = 1
     if kernels.usable(x):
-        parts = kernels.parts(x, y.shape[4], kh * kw, y.shape[2] * y.shape[3], wants_x)
-    dw = x.new_empty((parts, clients, kh * kw * entering + 1, y.shape[4]), dtype=sums_in(x))
-    return x.new_empty(shape), dw, x.new_empty((2, clients, images, y.shape[4]), dtype=sums_in(x))
+        parts = kernels.parts(x, leaving, kh, kw, oh, ow, wants_x)
+        of_bias = kernels.bias_parts(x, leaving, kh, kw, oh, ow, wants_x)
+    dw = x.new_empty((parts, clients, kh * kw * entering, leaving), dtype=sums_in(x))
+    per_image = x.new_empty((2, clients, images, leaving), dtype=sums_in(x))
+    return x.new_empty(shape), dw, per_image, x.new_empty((of_bias, clients, leaving), dtype=sums_in(x))
 
 
 # --- the same, readable -----------------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def backward(
     kw: int,
     padding: int,
     wants_x: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients, from top to bottom."""
     exact = sums_in(x)
     scale, shift = (_channels(t.to(exact)) for t in (gamma, beta))
@@ -240,14 +242,13 @@ def backward(
     dy = ((dxhat - level - _standard(y, moments) * against) * inverse).to(x.dtype)
     flat = dy.flatten(1, 3).to(exact)
     dw = torch.bmm(windows(x, kh, kw).to(exact).transpose(1, 2), flat)
-    sums = torch.cat([dw, flat.sum(1, keepdim=True)], dim=1)
     dx = x.new_empty(0)
     if wants_x:
         around = padded(dy, kh - 1 - padding).to(exact)
         shape = (*x.shape[:2], x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
         pairs = torch.bmm(windows(around, kh, kw + 1, 2), turned.to(exact)).unflatten(2, (-1, 2)).transpose(2, 3)
         dx = pairs.reshape(shape).to(x.dtype)
-    return dx, sums[None], per_image
+    return dx, dw[None], per_image, flat.sum(1)[None]
 
 
 def _quarters(y: Tensor) -> Tensor:

@@ -21,8 +21,10 @@ from unfed.engines.compiled import handwritten
 HALVES = (torch.bfloat16, torch.float16)
 HERE = importlib.util.find_spec("triton") is not None
 
-# How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
+# How many programs keep every multiprocessor busy, and how many `weight` has at a time, two on each. Constants: the
+# number of partial sums changes the last bits.
 BUSY = 512
+AT_A_TIME = 264
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Tuning:
     conv_flat: Tiles = Tiles(rows=128, entries=32, warps=4, stages=1)
     sums: Tiles = Tiles(rows=16)
     spread: Tiles = Tiles(rows=16, warps=2)
-    weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
+    weight: Tiles = Tiles(rows=64, entries=128, channels=128, warps=8, stages=3)
     at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=1)
 
 
@@ -174,12 +176,13 @@ def backward(
     kw: int,
     padding: int,
     wants_x: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """See `fused.backward`."""
     clients, images, oh, ow, leaving = y.shape
     gamma, beta, jit = gamma.contiguous(), beta.contiguous(), _jit()
     per_image = torch.empty((2, clients, images, leaving), dtype=torch.float32, device=x.device)
     levels = torch.empty((2, clients, images), dtype=torch.float32, device=x.device)
+    db = torch.empty((bias_parts(x, leaving, kh, kw, oh, ow, wants_x), clients, leaving), device=x.device)
     sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": power(leaving)}
     t = tuning.sums
     jit.sums[(images, clients)](
@@ -187,37 +190,35 @@ def backward(
         num_warps=t.warps, **sizes,
     )  # fmt: skip
     if not wants_x:
-        return x.new_empty(0), _at_once(x, y, dp, moments, levels, gamma, beta, kh, kw), per_image
+        return x.new_empty(0), _at_once(x, y, dp, moments, levels, gamma, beta, db, kh, kw), per_image, db
     margin = kh - 1 - padding
     lines, wide = oh + 2 * margin, ow + 2 * margin
     dy = x.new_empty((clients, images, lines, wide, leaving))
-    t = tuning.spread
-    rows = min(t.rows, power(oh * ow // 4))
-    tiles = -(-(oh * ow // 4) // rows)
+    tiles, rows = spread_tiles(oh * ow // 4)
     jit.spread[(tiles, images, clients)](
-        y, dp, moments, levels, gamma, beta, dy, PW=ow // 2, OW=ow, MARGIN=margin, LINES=lines, WIDE=wide,
-        SHARE=-(-lines * wide // tiles) if margin else 0, BQ=rows, num_warps=t.warps, **sizes,
+        y, dp, moments, levels, gamma, beta, dy, db, PW=ow // 2, MARGIN=margin, LINES=lines, WIDE=wide,
+        SHARE=-(-lines * wide // tiles) if margin else 0, BQ=rows, num_warps=tuning.spread.warps, **sizes,
     )  # fmt: skip
-    sums = weight(x, dy, kh, kw, margin, oh, ow)
+    dw = weight(x, dy, kh, kw, margin, oh, ow)
     shape = (clients, images, x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
     dx = x.new_empty(shape)
     convolve(dy, turned.contiguous(), dx, kh, kw)
-    return dx, sums, per_image
+    return dx, dw, per_image, db
 
 
 def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: int) -> Tensor:
     """See `convolution.stacked_conv_weight`."""
     clients, images, _, width, entering = x.shape
-    leaving, entries, t = dy.shape[4], kh * kw * entering, _weight_tiles(x)
-    bk, bn = min(t.entries, power(entries)), min(t.channels, power(leaving))
-    columns = -(-leaving // bn)
-    tiles, pixels = -(-entries // bk) * columns, images * oh * ow
-    splits = parts(x, leaving, kh * kw, oh * ow, True)
-    share = -(-pixels // (splits * t.rows)) * t.rows
-    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
-    _jit().weight[(tiles, splits, clients)](
-        x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, PIXELS=oh * ow,
-        CIN=entering, COUT=leaving, RUN=kw * entering, K=entries, NT=columns, MARGIN=margin, LINES=dy.shape[2],
+    leaving, g, t = dy.shape[4], abreast(ow), _weight_tiles(x)
+    run = (kw + g - 1) * entering
+    bk, bn = min(t.entries, power(kh * run)), min(t.channels, power(g * leaving))
+    columns = -(-g * leaving // bn)
+    tiles, rows, count = -(-kh * run // bk) * columns, oh * ow // g, parts(x, leaving, kh, kw, oh, ow, True)
+    share = -(-images * rows // (count // g * t.rows)) * t.rows
+    out = torch.empty((count, clients, kh * kw * entering, leaving), dtype=torch.float32, device=x.device)
+    _jit().weight[(tiles, count // g, clients)](
+        x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, ROWS=rows,
+        CIN=entering, COUT=leaving, G=g, RUN=run, K=kh * run, NT=columns, MARGIN=margin, LINES=dy.shape[2],
         WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages,
         PRECISION=precision(x), num_warps=t.warps,
     )  # fmt: skip
@@ -225,42 +226,62 @@ def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: in
 
 
 def _at_once(
-    x: Tensor, y: Tensor, dp: Tensor, moments: Tensor, levels: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int
-) -> Tensor:
+    x: Tensor, y: Tensor, dp: Tensor, moments: Tensor, levels: Tensor, gamma: Tensor, beta: Tensor, db: Tensor,
+    kh: int, kw: int,
+) -> Tensor:  # fmt: skip
     clients, images, _, width, entering = x.shape
     oh, ow, leaving = y.shape[2:]
     entries, t, count = kh * kw * entering, tuning.at_once, oh * ow // 4
     bk = min(t.entries, power(entries))
     tiles = -(-entries // bk)
-    splits = parts(x, leaving, kh * kw, oh * ow, False)
-    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
+    splits = parts(x, leaving, kh, kw, oh, ow, False)
+    out = torch.empty((splits, clients, entries, leaving), dtype=torch.float32, device=x.device)
     _jit().weight_at_once[(tiles, splits, clients)](
-        x, y, dp, moments, levels, gamma, beta, out, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
-        x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
+        x, y, dp, moments, levels, gamma, beta, out, db, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
+        x_row=width * entering, PW=ow // 2, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
         K=entries, BQ=min(t.rows, power(count)), BO=power(leaving), BK=bk, VEC=math.gcd(entering, 8),
         STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
     )  # fmt: skip
     return out
 
 
-def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> int:
+def parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: bool) -> int:
     """In how many partial sums dw comes, so that every multiprocessor has work."""
-    clients, images, entries = x.shape[0], x.shape[1], places * x.shape[4]
-    t = _weight_tiles(x) if wants_x else tuning.at_once
-    tiles = -(-entries // min(t.entries, power(entries)))
+    clients, images, _, _, entering = x.shape
     if wants_x:
-        tiles *= -(-leaving // min(t.channels, power(leaving)))
-    programs, most = clients * tiles, images * pixels // (8 * t.rows) if wants_x else images
-    splits = 1
-    while programs * splits < BUSY and 2 * splits <= most:
+        g, t = abreast(ow), _weight_tiles(x)
+        entries = kh * (kw + g - 1) * entering
+        tiles = -(-entries // min(t.entries, power(entries))) * -(-g * leaving // min(t.channels, power(g * leaving)))
+        return g * max(1, min(AT_A_TIME // (clients * tiles), images * oh * ow // (8 * g * t.rows)))
+    entries, splits = kh * kw * entering, 1
+    tiles = -(-entries // min(tuning.at_once.entries, power(entries)))
+    while clients * tiles * splits < BUSY and 2 * splits <= images:
         splits *= 2
     return splits
 
 
+def bias_parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: bool) -> int:
+    """In how many partial sums db comes: one from every program that makes dy."""
+    if wants_x:
+        return x.shape[1] * spread_tiles(oh * ow // 4)[0]
+    return parts(x, leaving, kh, kw, oh, ow, False)
+
+
+def spread_tiles(windows: int) -> tuple[int, int]:
+    """Into how many tiles `spread` cuts an image, and how many windows each has."""
+    rows = min(tuning.spread.rows, power(windows))
+    return -(-windows // rows), rows
+
+
+def abreast(ow: int) -> int:
+    """How many outputs a window of `weight` serves: two, where a line has pairs."""
+    return 1 if ow % 2 else 2
+
+
 def _weight_tiles(x: Tensor) -> Tiles:
-    """Long numbers take half the rows; what does not fit then is made smaller."""
+    """Long numbers take smaller tiles; what does not fit then is made smaller still."""
     t, size = tuning.weight, x.element_size()
-    t = t if size < 4 else replace(t, rows=t.rows // 2)
+    t = t if size < 4 else Tiles(rows=64, entries=64, warps=4, stages=2)
     return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
 
 

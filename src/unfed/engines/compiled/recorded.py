@@ -60,7 +60,8 @@ TABLE = 1024
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
 # What the compiler gets; the graph around the step is captured here, so it must not make its own.
-OPTIONS: Options = {"triton.cudagraphs": False}
+# On Hopper a kernel may be set up while the one before it ends, which saves 19 of a step's 482 µs.
+OPTIONS: Options = {"triton.cudagraphs": False, "triton.enable_pdl": True}
 # And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
 WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
 

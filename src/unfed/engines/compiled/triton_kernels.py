@@ -27,6 +27,20 @@ def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl
 
 
 @triton.jit
+def _places(begin, COUNT: tl.constexpr, WIDE: tl.constexpr):
+    """Lines and columns of COUNT neighbours from `begin` on, a multiple of COUNT.
+
+    Where they fill lines, or a part of one, all but two numbers are the same in every turn of a loop.
+    """
+    i = tl.arange(0, COUNT)
+    if WIDE % COUNT == 0 or COUNT % WIDE == 0:
+        line, column = begin // WIDE + i // WIDE, begin % WIDE + i % WIDE
+    else:
+        line, column = (begin + i) // WIDE, (begin + i) % WIDE
+    return line, column
+
+
+@triton.jit
 def conv(
     x, w, bias, gamma, y, winners, stats, x_unit: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr,
     OW: tl.constexpr, IMAGE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COUT: tl.constexpr, G: tl.constexpr,
@@ -113,9 +127,9 @@ def _lines(values, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _four(y, q, PW: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr, o, mask):
-    """The four y of the windows q."""
-    first = ((q // PW) * 2 * OW + (q % PW) * 2)[:, None] * COUT + o[None, :]
+def _four(y, line, column, OW: tl.constexpr, COUT: tl.constexpr, o, mask):
+    """The four y of some windows."""
+    first = (line * 2 * OW + column * 2)[:, None] * COUT + o[None, :]
     a = tl.load(y + first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(y + first + COUT, mask=mask, other=0.0).to(tl.float32)
     c = tl.load(y + first + OW * COUT, mask=mask, other=0.0).to(tl.float32)
@@ -170,48 +184,54 @@ def sums(
 
 @triton.jit
 def _gradients(
-    y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW: tl.constexpr, OW: tl.constexpr,
+    y, dp, moments, levels, at, all_images, scale, shift, line, column, o, mask, PW: tl.constexpr,
     WINDOWS: tl.constexpr, COUT: tl.constexpr,
 ):  # fmt: skip
-    """dy of the four pixels of the windows q."""
+    """dy of the four pixels of some windows, at least float32 and rounded as dy is; zero where the mask is not."""
     mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
     against, level = tl.load(levels + at), tl.load(levels + all_images + at)
-    a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), q, PW, OW, COUT, o, mask)
+    a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), line, column, 2 * PW, COUT, o, mask)
     best, place = _win(a, b, c, d, scale)
-    given = tl.load(dp + at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :], mask=mask, other=0.0).to(tl.float32)
+    where = dp + at * (WINDOWS * COUT) + (line * PW + column)[:, None] * COUT + o[None, :]
+    given = tl.load(where, mask=mask, other=0.0).to(tl.float32)
     best = (best - mean) * inverse
     dz = tl.where(best * scale[None, :] + shift[None, :] <= 0, 0.0, given) * scale[None, :]
     a = (tl.where(place == 0, dz, 0.0) - level - (a - mean) * inverse * against) * inverse
     b = (tl.where(place == 1, dz, 0.0) - level - (b - mean) * inverse * against) * inverse
     c = (tl.where(place == 2, dz, 0.0) - level - (c - mean) * inverse * against) * inverse
     d = (tl.where(place == 3, dz, 0.0) - level - (d - mean) * inverse * against) * inverse
-    return a, b, c, d
+    half = y.dtype.element_ty
+    a, b = tl.where(mask, a, 0.0).to(half), tl.where(mask, b, 0.0).to(half)
+    c, d = tl.where(mask, c, 0.0).to(half), tl.where(mask, d, 0.0).to(half)
+    return a, b, c, d, a.to(tl.float32) + b.to(tl.float32) + c.to(tl.float32) + d.to(tl.float32)
 
 
 @triton.jit
 def spread(
-    y, dp, moments, levels, gamma, beta, dy, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr,
-    COUT: tl.constexpr, MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SHARE: tl.constexpr,
-    BQ: tl.constexpr, BO: tl.constexpr,
+    y, dp, moments, levels, gamma, beta, dy, db, PW: tl.constexpr, WINDOWS: tl.constexpr, COUT: tl.constexpr,
+    MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SHARE: tl.constexpr, BQ: tl.constexpr,
+    BO: tl.constexpr,
 ):  # fmt: skip
-    """dy of BQ windows of one image, written with MARGIN pixels of zeros around it."""
+    """dy of BQ windows of one image, written with MARGIN pixels of zeros around it, and its sum."""
     tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = (client * tl.num_programs(1) + image).to(tl.int64)
     all_images = tl.num_programs(1) * tl.num_programs(2)
     o = tl.arange(0, BO)
-    q = tile * BQ + tl.arange(0, BQ)
-    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+    line, column = _places(tile * BQ, BQ, PW)
+    mask = (line < WINDOWS // PW)[:, None] & (o < COUT)[None, :]
     scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
     shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
-    a, b, c, d = _gradients(
-        y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+    a, b, c, d, four = _gradients(
+        y, dp, moments, levels, at, all_images, scale, shift, line, column, o, mask, PW, WINDOWS, COUT
     )  # fmt: skip
-    first = ((q // PW) * 2 + MARGIN) * WIDE + (q % PW) * 2 + MARGIN
+    first = (line * 2 + MARGIN) * WIDE + column * 2 + MARGIN
     where = dy + at * (LINES * WIDE * COUT) + first[:, None] * COUT + o[None, :]
-    tl.store(where, a.to(dy.dtype.element_ty), mask=mask)
-    tl.store(where + COUT, b.to(dy.dtype.element_ty), mask=mask)
-    tl.store(where + WIDE * COUT, c.to(dy.dtype.element_ty), mask=mask)
-    tl.store(where + (WIDE + 1) * COUT, d.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where, a, mask=mask)
+    tl.store(where + COUT, b, mask=mask)
+    tl.store(where + WIDE * COUT, c, mask=mask)
+    tl.store(where + (WIDE + 1) * COUT, d, mask=mask)
+    own = db + ((image * tl.num_programs(0) + tile) * tl.num_programs(2) + client) * COUT
+    tl.store(own + o, tl.sum(four, 0), mask=o < COUT)
     zero = tl.zeros((BQ, BO), dtype=dy.dtype.element_ty)
     for begin in range(0, SHARE, BQ):  # this program's share of the image with its margin: what is outside gets a zero
         pixel = tile * SHARE + begin + tl.arange(0, BQ)
@@ -224,13 +244,13 @@ def spread(
 @triton.jit
 def weight(
     x, dy, out, images, SHARE: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr,
-    PIXELS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr,
-    MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ROWS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, G: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr,
+    NT: tl.constexpr, MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BK entries of the kernel times BN channels of one client.
+    """BK entries of a window times BN channels of one client: Σ window ⊗ dy over SHARE windows.
 
-    It gives Σ window ⊗ dy over SHARE pixels, and Σ dy.
+    A window serves G neighbours of a line, whose channels follow each other; each neighbour has sums of its own.
     """
     tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     k = (tile // NT) * BK + tl.arange(0, BK)
@@ -238,35 +258,37 @@ def weight(
     run = _offsets(k, x_row, RUN, K, VEC)
     x += client.to(tl.int64) * images * x_image
     dy += client.to(tl.int64) * images * (LINES * WIDE * COUT)
-    pixels = images * PIXELS
     total = tl.zeros((BK, BN), dtype=tl.float32)
-    plain = tl.zeros((BN,), dtype=tl.float32)
-    for begin in tl.range(0, SHARE, BM, num_stages=STAGES):
-        m = split * SHARE + begin + tl.arange(0, BM)
-        inside = m < pixels
-        image, within = m // PIXELS, m % PIXELS
-        line, column = within // OW, within % OW
-        base = tl.where(inside, image * x_image + line * x_row + column * CIN, 0)
-        at = (image * (LINES * WIDE) + (line + MARGIN) * WIDE + column + MARGIN) * COUT
+    for begin in tl.range(split * SHARE, (split + 1) * SHARE, BM, num_stages=STAGES):
+        if ROWS % BM == 0:
+            image = begin // ROWS
+            line, column = _places(begin % ROWS, BM, OW // G)
+        else:
+            m = begin + tl.arange(0, BM)
+            image, line, column = m // ROWS, m % ROWS // (OW // G), m % (OW // G)
+        inside = image + 0 * line < images
+        image = tl.minimum(image, images - 1)
+        base = image * x_image + line * x_row + column * (G * CIN)
+        at = (image * (LINES * WIDE) + (line + MARGIN) * WIDE + column * G + MARGIN) * COUT
         a = tl.load(x + base[:, None] + run[None, :])
-        b = tl.load(dy + at[:, None] + n[None, :], mask=inside[:, None] & (n < COUT)[None, :], other=0.0)
+        b = tl.load(dy + at[:, None] + n[None, :], mask=inside[:, None] & (n < G * COUT)[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-        if tile // NT == 0:
-            plain += tl.sum(b.to(tl.float32), 0)
-    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
-    tl.store(out + k[:, None] * COUT + n[None, :], total, mask=(k < K)[:, None] & (n < COUT)[None, :])
-    if tile // NT == 0:
-        tl.store(out + K * COUT + n, plain, mask=n < COUT)
+    OWN: tl.constexpr = RUN - (G - 1) * CIN  # of a neighbour's window, which begins (n // COUT) pixels to the right
+    PLACES: tl.constexpr = K // RUN * OWN
+    out += ((split * G + n // COUT) * tl.num_programs(2) + client).to(tl.int64) * PLACES * COUT + n % COUT
+    column = (k % RUN)[:, None] - (n // COUT * CIN)[None, :]
+    mine = (k < K)[:, None] & (n < G * COUT)[None, :] & (column >= 0) & (column < OWN)
+    tl.store(out[None, :] + ((k // RUN * OWN)[:, None] + column) * COUT, total, mask=mine)
 
 
 @triton.jit
 def weight_at_once(
-    x, y, dp, moments, levels, gamma, beta, out, images, SHARE: tl.constexpr, x_image: tl.constexpr,
-    x_row: tl.constexpr, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr,
-    COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
-    VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    x, y, dp, moments, levels, gamma, beta, out, db, images, SHARE: tl.constexpr, x_image: tl.constexpr,
+    x_row: tl.constexpr, PW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
+    RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, VEC: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """As `weight`, with dy made on the way: over SHARE images of one client, window by window."""
+    """As `weight`, with dy made on the way: over SHARE images of one client, window by window. And Σ dy."""
     tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     all_images = images * tl.num_programs(2)
     k = tile * BK + tl.arange(0, BK)
@@ -275,21 +297,19 @@ def weight_at_once(
     scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
     shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
     total = tl.zeros((BK, BO), dtype=tl.float32)
-    plain = tl.zeros((BO,), dtype=tl.float32)
+    plain = tl.zeros((BQ, BO), dtype=tl.float32)
     for step in range(0, SHARE):
         image = split * SHARE + step
         at = (client * images + tl.minimum(image, images - 1)).to(tl.int64)
         for begin in tl.range(0, WINDOWS, BQ, num_stages=STAGES):
-            q = begin + tl.arange(0, BQ)
-            mask = ((q < WINDOWS) & (image < images))[:, None] & (o < COUT)[None, :]
-            a, b, c, d = _gradients(
-                y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+            line, column = _places(begin, BQ, PW)
+            mask = ((line < WINDOWS // PW) & (image < images))[:, None] & (o < COUT)[None, :]
+            a, b, c, d, four = _gradients(
+                y, dp, moments, levels, at, all_images, scale, shift, line, column, o, mask, PW, WINDOWS, COUT
             )  # fmt: skip
-            base = tl.where(q < WINDOWS, (q // PW) * 2 * x_row + (q % PW) * 2 * CIN, 0)
+            plain += four
+            base = tl.minimum(line, WINDOWS // PW - 1) * 2 * x_row + column * 2 * CIN
             where = x + at * x_image + base[:, None] + run[None, :]
-            half = x.dtype.element_ty
-            a, b = tl.where(mask, a, 0.0).to(half), tl.where(mask, b, 0.0).to(half)
-            c, d = tl.where(mask, c, 0.0).to(half), tl.where(mask, d, 0.0).to(half)
             known = (k < K)[None, :]
             first = tl.load(where, mask=known, other=0.0)
             second = tl.load(where + CIN, mask=known, other=0.0)
@@ -299,9 +319,8 @@ def weight_at_once(
             total = tl.dot(tl.trans(second), b, total, input_precision=PRECISION)
             total = tl.dot(tl.trans(third), c, total, input_precision=PRECISION)
             total = tl.dot(tl.trans(fourth), d, total, input_precision=PRECISION)
-            if tile == 0:
-                plain += tl.sum(a.to(tl.float32) + b.to(tl.float32) + c.to(tl.float32) + d.to(tl.float32), 0)
-    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
+    part = split * tl.num_programs(2) + client
+    out += part.to(tl.int64) * K * COUT
     tl.store(out + k[:, None] * COUT + o[None, :], total, mask=(k < K)[:, None] & (o < COUT)[None, :])
     if tile == 0:
-        tl.store(out + K * COUT + o, plain, mask=o < COUT)
+        tl.store(db + part * COUT + o, tl.sum(plain, 0), mask=o < COUT)
