@@ -1,14 +1,16 @@
 """What a recorded step is made of on a GPU: its kernels in order, and what a round costs around its steps.
 
-    PYTHONPATH=src python benchmarks/step.py
+    PYTHONPATH=src python benchmarks/step.py [--federations 1,8] [--precision bf16]
 
-The fitted CNN, 10 clients x 64 images a step, bf16. A round is timed as it is; then one more is traced, and the
-kernels of one step of it are listed with their microseconds. Written to benchmarks/records/ and $OUT as text.
+The fitted CNN, 10 clients x 64 images a step and federation. A round is timed as it is; then one more is traced, and
+the kernels of one step of it are listed with their microseconds. Written to benchmarks/records/ and $OUT as text.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -48,10 +50,11 @@ def around(where: str, events: list[Any]) -> str:
     return f"traced: {where} the steps {len(events)} kernels in {whole:.0f} us, {busy:.0f} busy; longest: {names}"
 
 
-def main() -> None:
+def lines_of(federations: int, precision: str) -> list[str]:
+    """What a round and one of its steps are made of."""
     device = torch.device("cuda")
-    work = synthetic(device)
-    one = batched(work, True, BF16)
+    work = synthetic(device, 10 * federations, 50_000 * federations)
+    one = batched(work, True, BF16 if precision == "bf16" else None)
     for _ in range(3):
         timed(work, one)
     seconds = median([timed(work, one)[0] for _ in range(20)])
@@ -62,8 +65,8 @@ def main() -> None:
     ends = [i for i, e in enumerate(events) if e.name.startswith(LAST)]
     begun, last = events[ends[0]].time_range.start, events[ends[-1]].time_range.start
     step = events[ends[5] + 1 : ends[6] + 1]
-    lines = [
-        f"{datetime.now(UTC):%Y-%m-%d}, {hardware(device)}, torch {torch.__version__}: python benchmarks/step.py",
+    return [
+        f"== {precision}, federations side by side: {federations}",
         f"a round of {work.images} images: {seconds * 1e3:.2f} ms, {work.images / seconds:,.0f} images/s",
         f"traced: {(last - begun) / (len(ends) - 1):.1f} us from step to step, {len(step)} kernels,"
         f" {sum(e.time_range.elapsed_us() for e in step):.1f} us of them busy",
@@ -73,6 +76,20 @@ def main() -> None:
         *gaps([events[a + 1 : b + 1] for a, b in pairwise(ends) if b - a == ends[6] - ends[5]]),
         *(f"{e.time_range.elapsed_us():8.1f} us  {e.name[:110]}" for e in step),
     ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--federations", default="1", help="how many, with commas")
+    parser.add_argument("--precision", default="bf16", help="bf16, float32, or both with a comma")
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    called = " ".join(["python benchmarks/step.py", *sys.argv[1:]])
+    device = torch.device("cuda")
+    lines = [f"{datetime.now(UTC):%Y-%m-%d}, {hardware(device)}, torch {torch.__version__}: {called}"]
+    for precision in options.precision.split(","):
+        for federations in map(int, options.federations.split(",")):
+            lines += lines_of(federations, precision)
     print("\n".join(lines))
     name = f"{datetime.now(UTC):%Y-%m-%d}-step-cuda.txt"
     for folder in (RECORDS, os.environ.get("OUT")):

@@ -21,10 +21,8 @@ from unfed.engines.compiled import handwritten
 HALVES = (torch.bfloat16, torch.float16)
 HERE = importlib.util.find_spec("triton") is not None
 
-# How many programs keep every multiprocessor busy, and how many `weight` has at a time, two on each. Constants: the
-# number of partial sums changes the last bits.
+# How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
 BUSY = 512
-AT_A_TIME = 264
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the sweep in `benchmarks/blocks.py` found best on an H200."""
+    """What the sweep in `benchmarks/blocks.py` found best on an H200 for halves."""
 
     conv: Tiles = Tiles(rows=256, entries=32, warps=4, stages=3)
     conv_pool: Tiles = Tiles(rows=128, entries=64, channels=128, warps=8, stages=3)
@@ -52,9 +50,26 @@ class Tuning:
     spread: Tiles = Tiles(rows=16, warps=2)
     weight: Tiles = Tiles(rows=64, entries=128, channels=128, warps=8, stages=3)
     at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=1)
+    at_a_time: int = 264
+    """Programs of `weight`: two on every multiprocessor, so that all end together."""
 
 
 tuning = Tuning()
+
+# For float32: two warps, or few entries, because four would multiply in a way that wants its numbers in another order.
+long_tuning = Tuning(
+    conv=Tiles(rows=64, entries=32, warps=2, stages=2),
+    conv_pool=Tiles(rows=64, entries=32, warps=2, stages=2),
+    conv_flat=Tiles(rows=64, entries=32, warps=2, stages=1),
+    weight=Tiles(rows=64, entries=32, channels=128, warps=4, stages=2),
+    at_once=Tiles(rows=16, entries=64, warps=2, stages=1),
+    at_a_time=1056,
+)
+
+
+def tuned(x: Tensor) -> Tuning:
+    """The tiles for numbers of this length."""
+    return tuning if x.element_size() == 2 else long_tuning
 
 
 def usable(x: Tensor) -> bool:
@@ -141,9 +156,8 @@ def convolve(
 
 def conv_tiles(x: Tensor, w: Tensor, kh: int, pool: bool) -> Tiles:
     """A convolution's tiles: a piece of the kernel lies in one line, unless lines are short."""
-    run, t = w.shape[1] // kh, tuning.conv_pool if pool else tuning.conv
-    if run % 32:
-        t = tuning.conv_flat
+    run, own = w.shape[1] // kh, tuned(x)
+    t = own.conv_flat if run % 32 else own.conv_pool if pool else own.conv
     if precision(x) == "ieee":  # multiplied number by number, in unrolled loops that must not grow too long
         t = replace(t, rows=min(t.rows, 128), entries=16)
     entries = next((e for e in (t.entries, 32, 16) if e <= t.entries and run % e == 0), min(t.entries, power(kh * run)))
@@ -231,7 +245,7 @@ def _at_once(
 ) -> Tensor:  # fmt: skip
     clients, images, _, width, entering = x.shape
     oh, ow, leaving = y.shape[2:]
-    entries, t, count = kh * kw * entering, tuning.at_once, oh * ow // 4
+    entries, t, count = kh * kw * entering, tuned(x).at_once, oh * ow // 4
     bk = min(t.entries, power(entries))
     tiles = -(-entries // bk)
     splits = parts(x, leaving, kh, kw, oh, ow, False)
@@ -252,9 +266,9 @@ def parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: 
         g, t = abreast(ow), _weight_tiles(x)
         entries = kh * (kw + g - 1) * entering
         tiles = -(-entries // min(t.entries, power(entries))) * -(-g * leaving // min(t.channels, power(g * leaving)))
-        return g * max(1, min(AT_A_TIME // (clients * tiles), images * oh * ow // (8 * g * t.rows)))
+        return g * max(1, min(tuned(x).at_a_time // (clients * tiles), images * oh * ow // (8 * g * t.rows)))
     entries, splits = kh * kw * entering, 1
-    tiles = -(-entries // min(tuning.at_once.entries, power(entries)))
+    tiles = -(-entries // min(tuned(x).at_once.entries, power(entries)))
     while clients * tiles * splits < BUSY and 2 * splits <= images:
         splits *= 2
     return splits
@@ -279,9 +293,8 @@ def abreast(ow: int) -> int:
 
 
 def _weight_tiles(x: Tensor) -> Tiles:
-    """Long numbers take smaller tiles; what does not fit then is made smaller still."""
-    t, size = tuning.weight, x.element_size()
-    t = t if size < 4 else Tiles(rows=64, entries=64, warps=4, stages=2)
+    """What does not fit is made smaller."""
+    t, size = tuned(x).weight, x.element_size()
     return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
 
 
