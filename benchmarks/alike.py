@@ -74,6 +74,8 @@ def draw(record: Path, picture: Path) -> None:
             )
             axes.plot(*zip(*own, strict=True), style, color=f"C{place}", marker="o", label=f"{name}, {precision}")
     axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="images per second")
+    counts = sorted({r["clients"] for r in rows})
+    axes.set_xticks(counts, [str(count) for count in counts])
     axes.legend(fontsize=8)
     figure.savefig(picture)
     print("| images/s, 10 clients | float32 | bf16 |\n|---|---:|---:|")

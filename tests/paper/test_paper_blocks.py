@@ -413,6 +413,29 @@ def test_what_a_block_cannot_do_is_said_before_anything_begins(
     assert not (tiny / "runs").exists() and not (tiny / "kept").exists()
 
 
+def test_the_tables_of_speeds_are_those_that_were_recorded() -> None:
+    lines = (reproduction.ROOT / "benchmarks/records/2026-11-19-alike-cuda.jsonl").read_text("utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["clients"] == 10]
+    speeds = {(row["name"], row["precision"]): f"{row['images_per_second']:,}" for row in rows}
+    readme, page = (
+        (reproduction.ROOT / name).read_text(encoding="utf-8").replace("**", "")
+        for name in ("README.md", "docs/performance.md")
+    )
+    assert len(speeds) == 8
+    for precision, shown in (("float32", "float32 (TF32)"), ("bf16", "bf16")):
+        row = " | ".join(speeds[name, precision] for name in ("plain loop", "compiled loop", "pfl", "unfed"))
+        assert f"| {shown} | {row} |" in readme
+    for name, shown in (
+        ("plain loop", "data on the GPU"),
+        ("compiled loop", "compile`"),
+        ("pfl", "0.6.0"),
+        ("unfed", "unfed"),
+    ):
+        assert f"{shown} | {speeds[name, 'float32']} | {speeds[name, 'bf16']} |" in page
+    reached = [row["accuracy"] for row in rows]
+    assert f"within {max(reached) - min(reached):.1f} points" in page
+
+
 def test_what_speed_says_of_table_1_as_a_stack_is_what_was_recorded() -> None:
     speed = (reproduction.ROOT / "docs/performance.md").read_text(encoding="utf-8")
     timed = json.loads((reproduction.ROOT / "benchmarks/records/2026-11-17-table-1-stack-cuda.json").read_text())

@@ -99,6 +99,7 @@ def test_a_test_that_changes_the_products_of_the_process_is_named(
 # Files that name halves and multiply none.
 HARMLESS = {
     "test_ablations": "it is the name of an option",
+    "test_paper_blocks": "it is a column of a record",
     "test_files": "they are stored and negated",
     "test_flower_shapes": "they are sent, and NumPy averages them",
     "test_lasting_tables": "it is a setting in a made-up record",

@@ -187,7 +187,7 @@ def _gradients(
     y, dp, moments, levels, at, all_images, scale, shift, line, column, o, mask, PW: tl.constexpr,
     WINDOWS: tl.constexpr, COUT: tl.constexpr,
 ):  # fmt: skip
-    """dy of the four pixels of some windows, at least float32 and rounded as dy is; zero where the mask is not."""
+    """dy of the four pixels of some windows, as it is stored, and their sum; zero outside the mask."""
     mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
     against, level = tl.load(levels + at), tl.load(levels + all_images + at)
     a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), line, column, 2 * PW, COUT, o, mask)
