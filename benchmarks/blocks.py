@@ -30,7 +30,7 @@ CANDIDATES = {
     "conv_flat": itertools.product((64, 128, 256), (32, 64, 128), (64,), (4, 8), (1, 2)),
     "conv_pool": itertools.product((64, 128, 256), (32, 64), (64, 128), (4, 8), (2, 3, 4)),
     "conv": itertools.product((128, 256), (32, 64), (64,), (4, 8), (2, 3, 4)),
-    "weight": itertools.product((64, 128), (64, 128), (64,), (4, 8), (2, 3, 4)),
+    "weight": itertools.product((32, 64, 128), (64, 128), (64, 128), (4, 8), (2, 3)),
     "at_once": itertools.product((16, 32, 64), (64, 128), (64,), (2, 4, 8), (1, 2)),
     "sums": itertools.product((8, 16, 32, 64), (0,), (64,), (2, 4, 8), (1,)),
     "spread": itertools.product((8, 16, 32), (0,), (64,), (1, 2, 4), (1,)),

@@ -224,8 +224,8 @@ def test_kernels_equal_the_readable_operators(
     given = (dp, x, turned, gamma, beta, winners, y, moments, kernel, kernel, padding, wants_x)
     assert fused.backward(*given)[1].shape[0] == 1
     parts = kernels.backward(*given)
-    assert parts[1].shape[0] == kernels.parts(x, leaving, kernel, kernel, *y.shape[2:4], wants_x)
-    assert parts[3].shape[0] == kernels.bias_parts(x, leaving, kernel, kernel, *y.shape[2:4], wants_x)
+    counts = parts[1].shape[0], parts[3].shape[0]
+    assert counts == kernels.block_parts(x, leaving, kernel, kernel, y.shape[2], y.shape[3], wants_x)
     for name, one, other in zip(("dx", "dw", "per image", "db"), fused.backward(*given), parts, strict=True):
         summed = (one.sum(0), other.sum(0)) if name in ("dw", "db") else (one, other)
         torch.testing.assert_close(summed[1], summed[0], rtol=1e-4, atol=1e-4, msg=name)
@@ -264,5 +264,5 @@ def test_convolution_kernels_equal_unfolding(
     dy = fused.padded(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)), margin)
     expected = convolution.stacked_conv_weight(x, dy, kernel, kernel, margin)
     parts = kernels.weight(x, dy, kernel, kernel, margin, *y.shape[2:4])
-    assert len(parts) == kernels.parts(x, leaving, kernel, kernel, *y.shape[2:4], True)
+    assert len(parts) == kernels.parts(x, leaving, kernel, kernel, *y.shape[2:4])
     torch.testing.assert_close(parts.sum(0), expected[0], rtol=1e-4, atol=1e-4)

@@ -72,7 +72,7 @@ def stacked_conv_weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) ->
 @stacked_conv_weight.register_fake
 def _(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
     clients, _, height, width, leaving = _outputs(x, dy.shape[4], kh, kw)
-    parts = kernels.parts(x, leaving, kh, kw, height, width, True) if kernels.usable(x) else 1
+    parts = kernels.parts(x, leaving, kh, kw, height, width) if kernels.usable(x) else 1
     return x.new_empty((parts, clients, kh * kw * x.shape[4], leaving), dtype=sums_in(x))
 
 

@@ -183,10 +183,7 @@ def _(
     clients, images, height, width, entering = x.shape
     oh, ow, leaving = y.shape[2:]
     shape = (clients, images, height - 2 * padding, width - 2 * padding, entering) if wants_x else (0,)
-    parts = of_bias = 1
-    if kernels.usable(x):
-        parts = kernels.parts(x, leaving, kh, kw, oh, ow, wants_x)
-        of_bias = kernels.bias_parts(x, leaving, kh, kw, oh, ow, wants_x)
+    parts, of_bias = kernels.block_parts(x, leaving, kh, kw, oh, ow, wants_x) if kernels.usable(x) else (1, 1)
     dw = x.new_empty((parts, clients, kh * kw * entering, leaving), dtype=sums_in(x))
     per_image = x.new_empty((2, clients, images, leaving), dtype=sums_in(x))
     return x.new_empty(shape), dw, per_image, x.new_empty((of_bias, clients, leaving), dtype=sums_in(x))

@@ -27,10 +27,7 @@ BUSY = 512
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels.
-
-    It also has the warps and the stages of the pipeline.
-    """
+    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels; warps, stages."""
 
     rows: int
     entries: int = 0
@@ -73,10 +70,7 @@ def tuned(x: Tensor) -> Tuning:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels serve this tensor.
-
-    They do if Triton is there and the tensor is float32 or a half on a CUDA device.
-    """
+    """Whether the kernels serve this tensor: float32 or a half on a CUDA device with Triton."""
     return handwritten.chosen.triton and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
 
 
@@ -91,9 +85,7 @@ def precision(x: Tensor) -> str:
 
 
 def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
-    """Tiles small enough for a multiprocessor's shared memory.
-
-    These are the same tiles with fewer stages, then fewer rows, until the pipeline fits.
+    """The same tiles with fewer stages, then fewer rows, until they fit a multiprocessor's memory.
 
     A stage holds `per_row` bytes for every row and `once` bytes besides; the last one is being computed on.
     """
@@ -106,10 +98,7 @@ def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have.
-
-    Without a device (Triton's interpreter) it may have as much as it likes.
-    """
+    """Bytes of shared memory that a program may have; no limit in Triton's interpreter."""
     if device.type != "cuda":
         return 1 << 40
     import triton
@@ -190,13 +179,14 @@ def backward(
     kw: int,
     padding: int,
     wants_x: bool,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `fused.backward`."""
-    clients, images, oh, ow, leaving = y.shape
+    (clients, images, oh, ow, leaving), (width, entering) = y.shape, x.shape[3:]
     gamma, beta, jit = gamma.contiguous(), beta.contiguous(), _jit()
     per_image = torch.empty((2, clients, images, leaving), dtype=torch.float32, device=x.device)
     levels = torch.empty((2, clients, images), dtype=torch.float32, device=x.device)
-    db = torch.empty((bias_parts(x, leaving, kh, kw, oh, ow, wants_x), clients, leaving), device=x.device)
+    of_weight, of_bias = block_parts(x, leaving, kh, kw, oh, ow, wants_x)
+    db = torch.empty((of_bias, clients, leaving), dtype=torch.float32, device=x.device)
     sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": power(leaving)}
     t = tuning.sums
     jit.sums[(images, clients)](
@@ -204,7 +194,16 @@ def backward(
         num_warps=t.warps, **sizes,
     )  # fmt: skip
     if not wants_x:
-        return x.new_empty(0), _at_once(x, y, dp, moments, levels, gamma, beta, db, kh, kw), per_image, db
+        t, entries = tuned(x).at_once, kh * kw * entering
+        bk = min(t.entries, power(entries))
+        dw = torch.empty((of_weight, clients, entries, leaving), dtype=torch.float32, device=x.device)
+        jit.weight_at_once[(-(-entries // bk), of_weight, clients)](
+            x, y, dp, moments, levels, gamma, beta, dw, db, images, SHARE=-(-images // of_weight),
+            x_image=x[0, 0].numel(), x_row=width * entering, PW=ow // 2, CIN=entering, RUN=kw * entering, K=entries,
+            BQ=min(t.rows, power(oh * ow // 4)), BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages,
+            PRECISION=precision(x), num_warps=t.warps, **sizes,
+        )  # fmt: skip
+        return x.new_empty(0), dw, per_image, db
     margin = kh - 1 - padding
     lines, wide = oh + 2 * margin, ow + 2 * margin
     dy = x.new_empty((clients, images, lines, wide, leaving))
@@ -214,8 +213,7 @@ def backward(
         SHARE=-(-lines * wide // tiles) if margin else 0, BQ=rows, num_warps=tuning.spread.warps, **sizes,
     )  # fmt: skip
     dw = weight(x, dy, kh, kw, margin, oh, ow)
-    shape = (clients, images, x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
-    dx = x.new_empty(shape)
+    dx = x.new_empty((clients, images, x.shape[2] - 2 * padding, width - 2 * padding, entering))
     convolve(dy, turned.contiguous(), dx, kh, kw)
     return dx, dw, per_image, db
 
@@ -223,11 +221,11 @@ def backward(
 def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: int) -> Tensor:
     """See `convolution.stacked_conv_weight`."""
     clients, images, _, width, entering = x.shape
-    leaving, g, t = dy.shape[4], abreast(ow), _weight_tiles(x)
+    leaving, g, t = dy.shape[4], abreast(ow), weight_tiles(x)
     run = (kw + g - 1) * entering
     bk, bn = min(t.entries, power(kh * run)), min(t.channels, power(g * leaving))
     columns = -(-g * leaving // bn)
-    tiles, rows, count = -(-kh * run // bk) * columns, oh * ow // g, parts(x, leaving, kh, kw, oh, ow, True)
+    tiles, rows, count = -(-kh * run // bk) * columns, oh * ow // g, parts(x, leaving, kh, kw, oh, ow)
     share = -(-images * rows // (count // g * t.rows)) * t.rows
     out = torch.empty((count, clients, kh * kw * entering, leaving), dtype=torch.float32, device=x.device)
     _jit().weight[(tiles, count // g, clients)](
@@ -239,46 +237,25 @@ def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: in
     return out
 
 
-def _at_once(
-    x: Tensor, y: Tensor, dp: Tensor, moments: Tensor, levels: Tensor, gamma: Tensor, beta: Tensor, db: Tensor,
-    kh: int, kw: int,
-) -> Tensor:  # fmt: skip
-    clients, images, _, width, entering = x.shape
-    oh, ow, leaving = y.shape[2:]
-    entries, t, count = kh * kw * entering, tuned(x).at_once, oh * ow // 4
-    bk = min(t.entries, power(entries))
-    tiles = -(-entries // bk)
-    splits = parts(x, leaving, kh, kw, oh, ow, False)
-    out = torch.empty((splits, clients, entries, leaving), dtype=torch.float32, device=x.device)
-    _jit().weight_at_once[(tiles, splits, clients)](
-        x, y, dp, moments, levels, gamma, beta, out, db, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
-        x_row=width * entering, PW=ow // 2, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
-        K=entries, BQ=min(t.rows, power(count)), BO=power(leaving), BK=bk, VEC=math.gcd(entering, 8),
-        STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
-    )  # fmt: skip
-    return out
+def parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int) -> int:
+    """In how many partial sums dw comes from `weight`, so that every multiprocessor has work."""
+    clients, images, _, _, entering = x.shape
+    g, t = abreast(ow), weight_tiles(x)
+    entries = kh * (kw + g - 1) * entering
+    tiles = -(-entries // min(t.entries, power(entries))) * -(-g * leaving // min(t.channels, power(g * leaving)))
+    return g * max(1, min(tuned(x).at_a_time // (clients * tiles), images * oh * ow // (8 * g * t.rows)))
 
 
-def parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: bool) -> int:
-    """In how many partial sums dw comes, so that every multiprocessor has work."""
+def block_parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: bool) -> tuple[int, int]:
+    """In how many partial sums dw and db come: db has one from every program that makes dy."""
     clients, images, _, _, entering = x.shape
     if wants_x:
-        g, t = abreast(ow), _weight_tiles(x)
-        entries = kh * (kw + g - 1) * entering
-        tiles = -(-entries // min(t.entries, power(entries))) * -(-g * leaving // min(t.channels, power(g * leaving)))
-        return g * max(1, min(tuned(x).at_a_time // (clients * tiles), images * oh * ow // (8 * g * t.rows)))
+        return parts(x, leaving, kh, kw, oh, ow), images * spread_tiles(oh * ow // 4)[0]
     entries, splits = kh * kw * entering, 1
     tiles = -(-entries // min(tuned(x).at_once.entries, power(entries)))
     while clients * tiles * splits < BUSY and 2 * splits <= images:
         splits *= 2
-    return splits
-
-
-def bias_parts(x: Tensor, leaving: int, kh: int, kw: int, oh: int, ow: int, wants_x: bool) -> int:
-    """In how many partial sums db comes: one from every program that makes dy."""
-    if wants_x:
-        return x.shape[1] * spread_tiles(oh * ow // 4)[0]
-    return parts(x, leaving, kh, kw, oh, ow, False)
+    return splits, splits
 
 
 def spread_tiles(windows: int) -> tuple[int, int]:
@@ -292,7 +269,7 @@ def abreast(ow: int) -> int:
     return 1 if ow % 2 else 2
 
 
-def _weight_tiles(x: Tensor) -> Tiles:
+def weight_tiles(x: Tensor) -> Tiles:
     """What does not fit is made smaller."""
     t, size = tuned(x).weight, x.element_size()
     return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))

@@ -127,17 +127,6 @@ def _lines(values, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _four(y, line, column, OW: tl.constexpr, COUT: tl.constexpr, o, mask):
-    """The four y of some windows."""
-    first = (line * 2 * OW + column * 2)[:, None] * COUT + o[None, :]
-    a = tl.load(y + first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(y + first + COUT, mask=mask, other=0.0).to(tl.float32)
-    c = tl.load(y + first + OW * COUT, mask=mask, other=0.0).to(tl.float32)
-    d = tl.load(y + first + (OW + 1) * COUT, mask=mask, other=0.0).to(tl.float32)
-    return a, b, c, d
-
-
-@triton.jit
 def _win(a, b, c, d, gamma):
     """The winner of each window, and its place; the first of equals wins."""
     sign = tl.where(gamma > 0, 1.0, tl.where(gamma < 0, -1.0, 0.0))[None, :]
@@ -190,7 +179,11 @@ def _gradients(
     """dy of the four pixels of some windows, as it is stored, and their sum; zero outside the mask."""
     mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
     against, level = tl.load(levels + at), tl.load(levels + all_images + at)
-    a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), line, column, 2 * PW, COUT, o, mask)
+    first = y + at * (4 * WINDOWS * COUT) + (line * 4 * PW + column * 2)[:, None] * COUT + o[None, :]
+    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(first + COUT, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(first + 2 * PW * COUT, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(first + (2 * PW + 1) * COUT, mask=mask, other=0.0).to(tl.float32)
     best, place = _win(a, b, c, d, scale)
     where = dp + at * (WINDOWS * COUT) + (line * PW + column)[:, None] * COUT + o[None, :]
     given = tl.load(where, mask=mask, other=0.0).to(tl.float32)
