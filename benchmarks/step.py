@@ -87,14 +87,14 @@ def main() -> None:
     called = " ".join(["python benchmarks/step.py", *sys.argv[1:]])
     device = torch.device("cuda")
     lines = [f"{datetime.now(UTC):%Y-%m-%d}, {hardware(device)}, torch {torch.__version__}: {called}"]
+    name = f"{datetime.now(UTC):%Y-%m-%d}-step-cuda.txt"
     for precision in options.precision.split(","):
         for federations in map(int, options.federations.split(",")):
             lines += lines_of(federations, precision)
-    print("\n".join(lines))
-    name = f"{datetime.now(UTC):%Y-%m-%d}-step-cuda.txt"
-    for folder in (RECORDS, os.environ.get("OUT")):
-        if folder:
-            (Path(folder) / name).write_text("\n".join(lines) + "\n")
+            print("\n".join(lines), flush=True)
+            for folder in (RECORDS, os.environ.get("OUT")):
+                if folder:
+                    (Path(folder) / name).write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
