@@ -90,8 +90,8 @@ def main() -> None:
     name = f"{datetime.now(UTC):%Y-%m-%d}-step-cuda.txt"
     for precision in options.precision.split(","):
         for federations in map(int, options.federations.split(",")):
-            lines += lines_of(federations, precision)
-            print("\n".join(lines), flush=True)
+            lines += (found := lines_of(federations, precision))
+            print("\n".join(found), flush=True)
             for folder in (RECORDS, os.environ.get("OUT")):
                 if folder:
                     (Path(folder) / name).write_text("\n".join(lines) + "\n")
