@@ -53,7 +53,7 @@ class Tuning:
 
 tuning = Tuning()
 
-# For float32: two warps, or few entries, because four would multiply in a way that wants its numbers in another order.
+# For float32: two warps, or 32 entries. More use Hopper's wide products, for which float32 is turned around first.
 long_tuning = Tuning(
     conv=Tiles(rows=64, entries=32, warps=2, stages=2),
     conv_pool=Tiles(rows=64, entries=32, warps=2, stages=2),
@@ -270,7 +270,7 @@ def abreast(ow: int) -> int:
 
 
 def weight_tiles(x: Tensor) -> Tiles:
-    """What does not fit is made smaller."""
+    """The tiles of `weight`, made smaller where they do not fit."""
     t, size = tuned(x).weight, x.element_size()
     return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
 
