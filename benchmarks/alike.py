@@ -23,6 +23,7 @@ import torch
 from engines import BF16, Round, batched, plain, timed
 from peers import pfl
 from unfed.engines.compiled import handwritten
+from unfed.report.drawing import drawn
 from workload import Workload, add_rows, attempt, cifar10, median, synthetic
 
 CONTESTANTS: dict[str, Callable[[Workload, torch.dtype | None], Round]] = {
@@ -77,7 +78,7 @@ def draw(record: Path, picture: Path) -> None:
     counts = sorted({r["clients"] for r in rows})
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.legend(fontsize=8)
-    figure.savefig(picture)
+    picture.write_text(drawn(figure, "speed"), encoding="utf-8")
     print("| images/s, 10 clients | float32 | bf16 |\n|---|---:|---:|")
     for name in CONTESTANTS:
         at = {r["precision"]: r["images_per_second"] for r in rows if (r["name"], r["clients"]) == (name, 10)}

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engines import BF16, batched, timed
+from alike import PRECISIONS
+from engines import batched, timed
 from workload import RECORDS, hardware, median, synthetic
 
 LAST = "weight_at_once"
@@ -54,7 +55,7 @@ def lines_of(federations: int, precision: str) -> list[str]:
     """What a round and one of its steps are made of."""
     device = torch.device("cuda")
     work = synthetic(device, 10 * federations, 50_000 * federations)
-    one = batched(work, True, BF16 if precision == "bf16" else None)
+    one = batched(work, True, PRECISIONS[precision])
     for _ in range(3):
         timed(work, one)
     seconds = median([timed(work, one)[0] for _ in range(20)])

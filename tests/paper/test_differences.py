@@ -151,6 +151,7 @@ def test_what_the_page_says_of_resnet_18_is_what_was_kept() -> None:
 
 
 SCORES = ("retain", "forget", "test")
+PAGES = Path(differences.__file__).parent / "records"
 
 
 def test_what_the_page_says_of_table_6_is_what_was_kept() -> None:
@@ -164,6 +165,12 @@ def test_what_the_page_says_of_table_6_is_what_was_kept() -> None:
     ends = {name: kept.jobs[f"0/random-tenth/{name}"]["retain"][-1] for name in names}
     assert f"NoT ends at Retain {ends.pop('not'):.1f}" in said
     assert f"at chance, Retain {ends.pop('ssd'):.1f}" in said and min(ends.values()) > 95
+    small = (PAGES / "2026-11-19-ssd-alpha-cpu.md").read_text("utf-8")
+    rows = {line.split(" | ")[0].strip("| "): line.strip(" |").split(" | ") for line in small.splitlines()}
+    test = {name: float(row[3]) for name, row in rows.items() if len(row) == 4 and name.startswith(("before", "α"))}
+    before, chance, still = test.values()
+    assert f"(Test {before:.1f} before, {chance:.1f} after)" in said and f"and Test stays {still:.1f}" in said
+    assert "30.8 % for α = 0.5" in small and "weakens 31 % of its weights" in said and still == before
     starts = [kept.jobs[f"0/random-tenth/{name}"] for name in ("ft", "randl", "before")]  # one of each θ*
     apart = [max(one[name][0] for one in starts) - min(one[name][0] for one in starts) for name in SCORES]
     assert 0.3 < max(apart) < 0.4 and "end within 0.4 points" in said
