@@ -100,6 +100,7 @@ def test_a_test_that_changes_the_products_of_the_process_is_named(
 HARMLESS = {
     "test_ablations": "it is the name of an option",
     "test_paper_blocks": "it is a column of a record",
+    "test_fused": "a tensor without numbers says how long they would be",
     "test_files": "they are stored and negated",
     "test_flower_shapes": "they are sent, and NumPy averages them",
     "test_lasting_tables": "it is a setting in a made-up record",
