@@ -279,7 +279,7 @@ def test_a_course_is_the_closed_form_of_the_passes(
 ) -> None:
     phase = Phase(batch=batch, epochs=epochs, steps=steps, cap=cap)
     listed = [(p.epoch, span) for p in passes(phase, n, 0) for span in p.steps]
-    course = PhaseSteps.of(phase, [n])
+    course = PhaseSteps.of(phase, (n,))
     assert course.total.tolist() == [len(listed)]
     for t, (epoch, (begin, end)) in enumerate(listed):
         begins, sizes = course.spans(t, 1)

@@ -53,6 +53,15 @@ def test_a_stacked_block_equals_single_blocks() -> None:
         assert torch.equal(value, single[name])
 
 
+def test_a_number_alone_and_a_tensor_without_entries_are_averaged_in_a_stack() -> None:
+    # (1·1 + 3·5) / 4 = 4, beside numbers of twice the width
+    old = {"scale": torch.tensor(1.0), "none": torch.zeros(0, 3), "wide": torch.zeros(1, 2, dtype=torch.float64)}
+    stacked = {"scale": torch.tensor([1.0, 5.0]), "none": torch.zeros(2, 0, 3), "wide": torch.ones(2, 1, 2).double()}
+    new = average(old, [block("a", "b", samples=(1, 3), **stacked)])
+    assert float(new["scale"]) == 4.0 and new["none"].shape == (0, 3)
+    assert torch.equal(new["wide"], torch.ones(1, 2, dtype=torch.float64))
+
+
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=9), st.integers(0, 1000))
 def test_what_nobody_changed_stays_bit_equal(samples: Any, seed: int) -> None:
     old = {"w": torch.randn(50, generator=torch.Generator().manual_seed(seed))}

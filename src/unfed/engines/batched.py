@@ -159,7 +159,7 @@ class Batched:
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
-            counts = [len(self._resident(name).view(phase.view)) for name in clients]
+            counts = tuple(len(self._resident(name).view(phase.view)) for name in clients)
             longest = max([longest, *(min(n, phase.batch + 1) for n in counts)])
             for name, total in zip(clients, PhaseSteps.of(phase, counts).total, strict=True):
                 steps[name] += int(total)

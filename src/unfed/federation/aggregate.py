@@ -61,7 +61,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if not floating:
         return True
     # A largest size is finite exactly if every entry is: unlike a sum of sizes it cannot overflow.
-    return bool(torch.stack([t.double() for t in torch._foreach_norm(floating, math.inf)]).isfinite().all())
+    return math.isfinite(torch.stack(torch._foreach_norm(floating, math.inf)).max())
 
 
 def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
@@ -73,12 +73,11 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
         deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
         torch._foreach_mul_(deltas, float(block.samples[0]))
         return deltas
-    found, weights = [], {}
-    for name, old in zip(names, start, strict=True):
-        if old.dtype not in weights:
-            weights[old.dtype] = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
-        found.append(torch.tensordot(weights[old.dtype], block.params[name] - old, dims=1))
-    return found
+    samples = torch.tensor([block.samples], device=start[0].device)
+    weights = {dtype: samples.to(dtype) for dtype in {old.dtype for old in start}}
+    moved = torch._foreach_sub([block.params[name] for name in names], start)
+    rows = [d.reshape(len(d), old.numel()) for d, old in zip(moved, start, strict=True)]
+    return [(weights[d.dtype] @ d).view_as(old) for d, old in zip(rows, start, strict=True)]
 
 
 def length_of(params: Params) -> Tensor:

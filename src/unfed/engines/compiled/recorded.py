@@ -42,6 +42,7 @@ from unfed.engines.stack import (
     at,
     copied,
     cut,
+    each,
     shuffled,
     stacked_step,
 )
@@ -183,9 +184,10 @@ class Deck:
                 buffers[name].fill_(value)
         if "marked" in self.buffers:
             self.buffers["marked"].zero_()
+        pairs: list[tuple[Tensor, Tensor]] = []
         for name, value in values.items():
-            into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
-            torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
+            each(lambda old, new: pairs.append((old, new.expand_as(old))), self.buffers[name], value)
+        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
 
     def _record(self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend) -> Callable[[], object]:
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
@@ -277,18 +279,20 @@ class Replay(StackedPhase):
         for shape in dict.fromkeys(shapes):
             deck.record(shape)
         deck.seat(self.held, self.places, self.course)
-        now = {"shared": self.shared, "own": self._sorted(self.own), "carry": self._sorted(carry)}
-        deck.load(self.phase.optimiser.lr, self.phase.penalties, now)
-        visit = self._visit()
+        visit = np.zeros((3, len(total)), dtype=np.int64)  # keys, passes, and who begins one
+        visit[0] = self.keys
         for t, shape in enumerate(shapes):
             begins = self.course.begins(t, self.running(t))
             if len(begins):
                 visit[1:] = 0
-                visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
+                visit[1, begins] = done[begins] + self.course.turn(t, begins)
                 visit[2, begins] = 1
                 # From ordinary memory the driver takes its own copy first, so nothing waits and `visit` can be reused.
-                deck.buffers["visit"].copy_(visit, non_blocking=True)
+                deck.buffers["visit"].copy_(torch.from_numpy(visit), non_blocking=True)
                 deal()
+            if t == 0:  # loaded while the device deals
+                now = {"shared": self.shared, "own": self._sorted(self.own), "carry": self._sorted(carry)}
+                deck.load(self.phase.optimiser.lr, self.phase.penalties, now)
             deck.record(shape)()
         if self.sorted:
             marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0] * len(total)
@@ -304,13 +308,7 @@ class Replay(StackedPhase):
         """
         if self.sorted:
             return tree
-        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
-
-    def _visit(self) -> Tensor:
-        """Keys, passes, and who begins one; passes change from turn to turn."""
-        visit = torch.zeros((3, len(self.keys)), dtype=torch.int64)
-        visit[0] = torch.tensor(self.keys)
-        return visit
+        return each(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
     def _shape(self, t: int) -> Shape:
         """Which recorded step serves step t.
@@ -353,7 +351,7 @@ class Replay(StackedPhase):
             "held": [number(kind, count, width) for kind in (word, word, mark)],
             "visit": number(word, 3, count),
             "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
-            "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
+            "carry": each(lambda t: number(t.dtype, *t.shape), carry),
         }
         if objectives.find(self.phase.objective.name).forget_forwards:
             tree["marked"] = number(word, count)
@@ -366,8 +364,9 @@ class Replay(StackedPhase):
 
     def _deck(self, carry: Carry) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
-        leaves, spec = pytree.tree_flatten((self.shared, self.own, carry))
-        shapes = tuple((t.shape, t.dtype) for t in leaves)
+        parts = [dict(self.shared), dict(self.own), carry]
+        kinds: list[object] = [(name, *part[name]) for part in parts[:2] for name in part] + [len(self.shared)]
+        each(lambda t: kinds.append((t.shape, t.dtype)), parts)
         kept = _decks.setdefault(self.template, OrderedDict())
         kind = (
             signature(self.phase),
@@ -377,7 +376,7 @@ class Replay(StackedPhase):
             handwritten.chosen,
             self.template.autocast,
         )
-        key = (*kind, shapes, str(spec))
+        key = (*kind, *kinds)
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
         kept.move_to_end(key)
