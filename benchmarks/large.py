@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def unfed(work: Workload, autocast: torch.dtype | None, compile: bool = True) ->
 
 def matmul(scale: Scale, device: torch.device) -> dict[str, object]:
     """TFLOP/s of bf16 products: a large square one, and those of a ViT's step."""
-    tokens = 64 * 197 if scale is FULL else 64
+    tokens = 64 if scale is SMOKE else scale.batch * 197
     n = scale.square
     shapes = {
         f"square {n}": (n, n, n),
@@ -226,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=PARTS, help="only these; repeat for more")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, help="images in a batch; a client has eight batches")
     parser.add_argument("--option", action="append", default=[], help="for the compiler of unfed's step: name=1")
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
@@ -236,6 +237,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
     options = parser.parse_args()
     device, scale = torch.device("cpu" if options.smoke else "cuda"), SMOKE if options.smoke else FULL
+    if options.batch:
+        scale = replace(scale, batch=options.batch, images=8 * options.batch)
     if options.smoke:
         recorded.compiler = recorded.as_traced
     else:
