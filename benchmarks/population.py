@@ -129,7 +129,9 @@ def commands(told: argparse.Namespace, models: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             begin = time.perf_counter()
             subprocess.run([sys.executable, "-m", "unfed", *words, "--out", f"{folder}/out", "-q"], check=True)
-            return time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            print(f"{words[0]}, {rounds} rounds: {seconds:.1f} s", flush=True)
+            return seconds
 
     took: dict[str, Any] = {}
     spent(["run", told.preset], 2)  # fills the compiler's cache for all that are timed
