@@ -328,7 +328,7 @@ def elementwise(phase: Phase) -> bool:
 def each(function: Callable[..., Any], *trees: Any) -> Any:
     """The function on every tensor of nested dictionaries and lists.
 
-    PyTorch's `tree_map` takes four times as long, and between two rounds a GPU waits for it.
+    Between two rounds a GPU waits for this; PyTorch's `tree_map` takes 1.6 times as long.
     """
     one = trees[0]
     if isinstance(one, dict):
