@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unfed.engines import Block
 from unfed.errors import Refused
-from unfed.federation.aggregate import CheckedUpdate, average
+from unfed.federation.aggregate import CheckedUpdate, all_finite, average
 
 OLD = {"w": torch.tensor([1.0, 2.0]), "mean": torch.tensor([0.5]), "count": torch.tensor(3)}
 
@@ -60,6 +60,15 @@ def test_a_number_alone_and_a_tensor_without_entries_are_averaged_in_a_stack() -
     new = average(old, [block("a", "b", samples=(1, 3), **stacked)])
     assert float(new["scale"]) == 4.0 and new["none"].shape == (0, 3)
     assert torch.equal(new["wide"], torch.ones(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_entry_that_is_not_finite_is_seen_wherever_it_stands(bad: float, place: int) -> None:
+    tensors = [torch.full((3,), 3e38), torch.ones(2, dtype=torch.float64), torch.ones(2, 2).half(), torch.zeros(0)]
+    assert all_finite(tensors)
+    tensors[place][-1] = bad
+    assert not all_finite(tensors)
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=9), st.integers(0, 1000))
