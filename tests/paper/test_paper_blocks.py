@@ -432,6 +432,12 @@ def test_the_tables_of_speeds_are_those_that_were_recorded() -> None:
         ("unfed", "unfed"),
     ):
         assert f"{shown} | {speeds[name, 'float32']} | {speeds[name, 'bf16']} |" in page
+    for precision, sentence in (
+        ("float32", "{:.0f} times as fast as the fastest of three"),
+        ("bf16", "{:.0f} times in bf16"),
+    ):
+        speed = {row["name"]: row["images_per_second"] for row in rows if row["precision"] == precision}
+        assert sentence.format(speed.pop("unfed") / max(speed.values())) in page
     reached = [row["accuracy"] for row in rows]
     assert f"within {max(reached) - min(reached):.1f} points" in page
 

@@ -64,10 +64,7 @@ HELD_BYTES = 1 << 28
 
 
 class Batched:
-    """Maps the one step over stacks of clients whose data lies on the device.
-
-    Every block holds one stack.
-    """
+    """Maps the one step over stacks of clients whose data lies on the device, a stack to a block."""
 
     name = "batched"
 
@@ -152,10 +149,7 @@ class Batched:
         return client
 
     def _stacks(self, plan: Plan, clients: Sequence[str]) -> list[tuple[str, ...]]:
-        """Who is computed together.
-
-        These are clients of one source with similar numbers of steps, in the order they came.
-        """
+        """Who is computed together: clients of one source, with similar numbers of steps."""
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
@@ -185,10 +179,7 @@ class Batched:
         return found
 
     def kind(self, visit: Visit) -> tuple[object, ...] | None:
-        """What visits that share a stack have in common.
-
-        None of one that takes several stacks of its own.
-        """
+        """What visits that share a stack have in common; None of one that takes several stacks."""
         sources = {id(self._resident(name).source) for name in visit.clients}
         same = (visit.plan.phases, visit.plan.keep, tuple(visit.context), visit.optimiser is None)
         return (*same, *sources) if len(sources) == 1 else None
@@ -207,10 +198,7 @@ class Batched:
         return max(1, BUDGET_BYTES[self._device.type] // (2 * width * self._kept_bytes + copies))
 
     def _view(self, names: tuple[str, ...], phase: Phase) -> PaddedRows:
-        """The padded rows that these clients go over, kept for the next round.
-
-        Full participation asks the same ones again.
-        """
+        """The padded rows that these clients go over, kept: the next round may ask the same ones."""
         place = (phase.view, names)
         if place not in self._held:
             held = PaddedRows.of([self._clients[name] for name in names], phase, self._device)
@@ -224,10 +212,7 @@ class Batched:
     # --- training -----------------------------------------------------------------------------------------------------
 
     def visit(self, visits: Sequence[Visit]) -> list[Block]:
-        """`step.visit` for a stack.
-
-        Its clients are those of one federation, or of several that ask for the same phases.
-        """
+        """`step.visit` for a stack of clients, from one federation or several with the same phases."""
         asked = [(name, visit.plan) for visit in visits for name in visit.clients]
         names, plan, count = tuple(name for name, _ in asked), visits[0].plan, len(asked)
         start = visits[0].params if len(visits) == 1 else spread(visits)

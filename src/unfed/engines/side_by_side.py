@@ -97,10 +97,7 @@ class SideBySide:
 
 
 def _out_of_step(waiting: Sequence[_Seat[Any]]) -> list[_Seat[Any]]:
-    """Those who could not share a stack with most of the others.
-
-    They go on until they can, or have finished.
-    """
+    """Those who cannot share a stack with most of the others, until they can or have finished."""
     alike: dict[Any, list[_Seat[Any]]] = {}
     for seat in waiting:
         assert seat.asked is not None

@@ -24,6 +24,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from unfed import rng
 from unfed.client.batch import Batch, Models, bounds, visit_key
@@ -54,7 +55,7 @@ class PhaseSteps:
     batch: int
 
     @staticmethod
-    @lru_cache(64)  # every round asks the same
+    @lru_cache(64)  # every round asks twice, and most rounds the same
     def of(phase: Phase, counts: tuple[int, ...]) -> PhaseSteps:
         rows = np.asarray(counts, dtype=np.int64)
         batches = np.asarray([len(bounds(n, phase.batch)) for n in counts], dtype=np.int64)
@@ -73,10 +74,7 @@ class PhaseSteps:
         return PhaseSteps(self.rows[where], self.batches[where], self.per_pass[where], self.total[where], self.batch)
 
     def spans(self, t: int, active: int) -> tuple[Integers, Integers]:
-        """Where the batch of step t (from 0) begins, and how many rows it has.
-
-        It says so for the first `active` clients.
-        """
+        """Where the batches of step t (from 0) begin for the first `active` clients, and their sizes."""
         place = t % self.per_pass[:active]
         begin = place * self.batch
         last = place == self.batches[:active] - 1
@@ -172,10 +170,7 @@ class BatchDealer:
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
     def turn(self, t: int, active: int, done: Integers) -> bool:
-        """Shuffle again for the clients that begin a pass at step t.
-
-        `done` passes were made before this phase.
-        """
+        """Shuffle for the clients that begin a pass at step t; `done` passes came before this phase."""
         begins = self.course.begins(t, active)
         if len(begins) == 0:
             return False
@@ -219,10 +214,7 @@ class BatchDealer:
 
 
 def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:
-    """Rows, forget marks, augmentation words and label words in the order of a pass.
-
-    Beside them it gives dropout keys per step.
-    """
+    """Rows, forget marks, augmentation and label words in a pass's order; dropout keys per step."""
     keys, device = rng.fold(keys, epochs)[:, None], keys.device
     # One fold for all purposes, one call for all words: on a GPU every operation on these small tensors is a launch.
     purposes = rng.fold(keys, torch.arange(rng.ORDER, rng.LABEL + 1, device=device))[..., None]
@@ -295,10 +287,7 @@ def mappable_attention(some: Tensor) -> Iterator[None]:
 
 
 class _WrittenOut(TorchFunctionMode):
-    """Plain attention as softmax(q kᵀ / √d) v.
-
-    A call with a mask, dropout or anything else is left as it is.
-    """
+    """Plain attention as softmax(q kᵀ / √d) v; a call with a mask, dropout or more is left as it is."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and len(args) == 3 and not kwargs:
@@ -325,46 +314,35 @@ def elementwise(phase: Phase) -> bool:
 # --- nested dictionaries of stacked tensors ---------------------------------------------------------------------------
 
 
-def each(function: Callable[..., Any], *trees: Any) -> Any:
-    """The function on every tensor of nested dictionaries and lists.
-
-    Between two rounds a GPU waits for this; PyTorch's `tree_map` takes 1.6 times as long.
-    """
-    one = trees[0]
-    if isinstance(one, dict):
-        return {name: each(function, *(tree[name] for tree in trees)) for name in one}
-    return [each(function, *parts) for parts in zip(*trees, strict=True)] if isinstance(one, list) else function(*trees)
-
-
 def expand(tree: Any, count: int) -> Any:
-    return each(lambda t: t.expand(count, *t.shape), tree)
+    return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
 
 
 def _first(tree: Any) -> Any:
-    return each(lambda t: t[0], tree)
+    return pytree.tree_map(lambda t: t[0], tree)
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    return each(lambda *ts: torch.stack(ts), *trees)
+    return pytree.tree_map(lambda *ts: torch.stack(ts), *trees)
 
 
 def at(tree: Any, places: Tensor) -> Any:
-    return each(lambda t: t[places], tree)
+    return pytree.tree_map(lambda t: t[places], tree)
 
 
 def copied(tree: Any) -> Any:
     """The same tensors elsewhere; a launch for each type of number, not for each tensor of a large model."""
-    found = each(torch.empty_like, tree)
-    pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    each(lambda new, old: pairs.setdefault(old.dtype, []).append((new, old)), found, tree)
-    for alike in pairs.values():
-        torch._foreach_copy_([new for new, _ in alike], [old for _, old in alike])
-    return found
+    leaves, spec = pytree.tree_flatten(tree)
+    found = [torch.empty_like(t) for t in leaves]
+    for dtype in {t.dtype for t in leaves}:
+        places = [i for i, t in enumerate(leaves) if t.dtype == dtype]
+        torch._foreach_copy_([found[i] for i in places], [leaves[i] for i in places])
+    return pytree.tree_unflatten(found, spec)
 
 
 def cut(tree: Any, begin: int, end: int) -> Any:
-    return each(lambda t: t[begin:end], tree)
+    return pytree.tree_map(lambda t: t[begin:end], tree)
 
 
 def join(trees: Sequence[Any]) -> Any:
-    return trees[0] if len(trees) == 1 else each(lambda *ts: torch.cat(ts), *trees)
+    return trees[0] if len(trees) == 1 else pytree.tree_map(lambda *ts: torch.cat(ts), *trees)

@@ -33,10 +33,7 @@ def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def ready(module: Any, inputs: Sequence[Tensor], backend: Backend, said: set[str]) -> Callable[[], object]:
-    """What a replay calls.
-
-    Trying it writes into the inputs; `said` holds the warnings that were given already.
-    """
+    """What a replay calls; trying it writes into the inputs. `said` holds the warnings that were given."""
     run = _compiled(module, inputs, backend, said)
     if not inputs[0].is_cuda:
         return lambda: run(*inputs)

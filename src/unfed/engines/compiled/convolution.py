@@ -169,10 +169,7 @@ def rewrite(module: GraphModule, stack: int) -> int:
 
 
 def _fits(arguments: Any, stack: int) -> bool:
-    """Stride 1, no dilation, square kernel and padding, one group per client.
-
-    That is what the operators are made for.
-    """
+    """What the operators are made for: stride 1, no dilation, square, one group per client."""
     w, _, stride, padding, dilation, transposed, _, groups = arguments
     value = w.meta["val"]
     square = len(stride) == 2 and value.shape[2] == value.shape[3] and len(set(padding)) == 1

@@ -259,10 +259,7 @@ def _quarters(y: Tensor) -> Tensor:
 
 
 def _winner(y: Tensor, gamma: Tensor) -> Tensor:
-    """Which of the four has the largest z.
-
-    That is the largest y where γ > 0, the smallest where γ < 0, and else the first.
-    """
+    """Which of the four has the largest z: the largest y if γ > 0, the smallest if γ < 0, else the first."""
     signs = gamma.sign().to(y.dtype)[:, None, None, None, None]
     return (_quarters(y) * signs).argmax(4, keepdim=True)
 

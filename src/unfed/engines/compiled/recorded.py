@@ -42,7 +42,6 @@ from unfed.engines.stack import (
     at,
     copied,
     cut,
-    each,
     shuffled,
     stacked_step,
 )
@@ -155,10 +154,7 @@ class Deck:
         return self._steps[shape]
 
     def dealing(self) -> Callable[[], object]:
-        """Shuffles again for the clients that begin a pass, as `visit` says.
-
-        Recording it writes into the buffers.
-        """
+        """Shuffles for those who begin a pass, as `visit` says; recording it writes into the buffers."""
         if self._deal is None:
             # Not compiled: it runs once a pass, and the compiler puts 32-bit numbers where a hash needs 64.
             self._deal = self._record(len(self.buffers["held"][0]), self._shuffle, as_traced)
@@ -184,10 +180,9 @@ class Deck:
                 buffers[name].fill_(value)
         if "marked" in self.buffers:
             self.buffers["marked"].zero_()
-        pairs: list[tuple[Tensor, Tensor]] = []
         for name, value in values.items():
-            each(lambda old, new: pairs.append((old, new.expand_as(old))), self.buffers[name], value)
-        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+            into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
+            torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
 
     def _record(self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend) -> Callable[[], object]:
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
@@ -264,10 +259,7 @@ class Replay(StackedPhase):
     """One phase on one stack, by replaying recorded steps."""
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
-        """The carry after the phase, and the number of steps that each client took.
-
-        It also gives the D_u rows that were seen, where those are counted.
-        """
+        """The carry after the phase; each client's steps, and rows of D_u seen where those are counted."""
         total, done = self.course.total, done[self.order]
         steps = int(total[0])
         if steps == 0:
@@ -302,13 +294,10 @@ class Replay(StackedPhase):
         return at(deck.buffers["carry"], back), total[np.argsort(self.order)].tolist(), marked
 
     def _sorted(self, tree: Any) -> Any:
-        """In the order of the stack.
-
-        What is spread over all clients stays as it is, and so does a stack that is sorted already.
-        """
+        """In the order of the stack, except what is spread over all clients or sorted already."""
         if self.sorted:
             return tree
-        return each(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
+        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
     def _shape(self, t: int) -> Shape:
         """Which recorded step serves step t.
@@ -329,10 +318,7 @@ class Replay(StackedPhase):
         return Shape(width, rows, not self.template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        """Everything a step reads, in the shapes that the buffers need.
-
-        Rectangles are padded so that cohorts share a recording.
-        """
+        """All that a step reads, in the buffers' shapes, padded so that cohorts share a recording."""
         device, count = self.places.device, len(self.course.total)
         dtype = next(iter(carry["params"].values())).dtype
         width, steps = self._rectangle()
@@ -351,7 +337,7 @@ class Replay(StackedPhase):
             "held": [number(kind, count, width) for kind in (word, word, mark)],
             "visit": number(word, 3, count),
             "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
-            "carry": each(lambda t: number(t.dtype, *t.shape), carry),
+            "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
         }
         if objectives.find(self.phase.objective.name).forget_forwards:
             tree["marked"] = number(word, count)
@@ -364,9 +350,8 @@ class Replay(StackedPhase):
 
     def _deck(self, carry: Carry) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
-        parts = [dict(self.shared), dict(self.own), carry]
-        kinds: list[object] = [(name, *part[name]) for part in parts[:2] for name in part] + [len(self.shared)]
-        each(lambda t: kinds.append((t.shape, t.dtype)), parts)
+        leaves, spec = pytree.tree_flatten((self.shared, self.own, carry))
+        shapes = tuple((t.shape, t.dtype) for t in leaves)
         kept = _decks.setdefault(self.template, OrderedDict())
         kind = (
             signature(self.phase),
@@ -376,7 +361,7 @@ class Replay(StackedPhase):
             handwritten.chosen,
             self.template.autocast,
         )
-        key = (*kind, *kinds)
+        key = (*kind, shapes, str(spec))
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
         kept.move_to_end(key)

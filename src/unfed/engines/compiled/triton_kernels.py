@@ -259,7 +259,7 @@ def weight(
         else:
             m = begin + tl.arange(0, BM)
             image, line, column = m // ROWS, m % ROWS // (OW // G), m % (OW // G)
-        inside = image + 0 * line < images
+        inside = image + 0 * line < images  # for every row, where the tile has one image
         image = tl.minimum(image, images - 1)
         base = image * x_image + line * x_row + column * (G * CIN)
         at = (image * (LINES * WIDE) + (line + MARGIN) * WIDE + column * G + MARGIN) * COUT
