@@ -28,6 +28,7 @@ from torch import Tensor
 WORD = 1 << 32
 _MASK = WORD - 1
 _GOLDEN = 0x9E3779B9
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -40,7 +41,7 @@ ORDER, AUGMENT, DROPOUT, LABEL = 1, 2, 3, 4
 
 def key(*address: str | int) -> int:
     """The 63-bit key at an address. Any change of any part gives an unrelated key."""
-    digest = hashlib.blake2b(json.dumps(address, separators=(",", ":")).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(_JSON.encode(address).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -96,7 +97,9 @@ def below(word: Tensor, high: int | Tensor) -> Tensor:
 
 def chance(word: Tensor, probability: float) -> Tensor:
     """True where the word falls under the probability; 0 is never, 1 is always."""
-    return word < round(probability * WORD)
+    found = word < round(probability * WORD)
+    # The same again, and for a compiler a reason to keep one byte instead of the eight that it was computed from.
+    return found.as_strided(found.shape, found.stride())
 
 
 def order(parent: Key, n: int) -> Tensor:

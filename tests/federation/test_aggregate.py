@@ -1,5 +1,7 @@
 """Averages by hand, and updates that must not be averaged."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unfed.engines import Block
+from unfed.engines.base import Moved
 from unfed.errors import Refused
 from unfed.federation.aggregate import CheckedUpdate, all_finite, average
 
@@ -51,6 +54,33 @@ def test_a_stacked_block_equals_single_blocks() -> None:
     )
     for name, value in average(OLD, [stacked]).items():
         assert torch.equal(value, single[name])
+
+
+def pair(first: float, second: float) -> Block:
+    """Two clients of one and three rows."""
+    w, same = torch.tensor([[first, 2.0], [second, 10.0]]), torch.full((2, 1), 0.5)
+    found: Block = block("a", "b", samples=(1, 3), w=w, mean=same, count=torch.tensor([4, 5]))
+    return found
+
+
+def test_what_a_check_has_summed_up_is_averaged_to_the_same_bits_as_often_as_it_is_asked() -> None:
+    plain, (checked, refused) = pair(1 / 3, 1 / 7), CheckedUpdate(pair(1 / 3, 1 / 7), OLD, 1).result()
+    assert not refused and checked.moved is not None and checked.moved.start is OLD
+    for _ in range(2):  # an average that added to the sums in place would move further each time
+        for name, value in average(OLD, [checked, plain]).items():
+            assert torch.equal(value, average(OLD, [plain, plain])[name])
+
+
+def test_sums_from_another_start_are_not_used() -> None:
+    checked, _ = CheckedUpdate(pair(1.0, 5.0), OLD, 1).result()
+    assert average({**OLD, "w": torch.tensor([0.0, 0.0])}, [checked])["w"].tolist() == [4.0, 8.0]
+
+
+def test_sums_that_may_be_too_large_are_looked_at() -> None:
+    # 1·3e38 + 3·3e38 is infinite, (1/4)·3e38 + (3/4)·3e38 is not
+    large = Moved(OLD, [torch.tensor([math.inf, 32.0]), torch.zeros(1)], math.inf)
+    new = average(OLD, [replace(pair(3e38, 3e38), moved=large)])
+    assert new["w"].tolist() == pytest.approx([3e38, 8.0])
 
 
 def test_a_number_alone_and_a_tensor_without_entries_are_averaged_in_a_stack() -> None:

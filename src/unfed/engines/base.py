@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -58,6 +58,17 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far some clients moved: Σ_k n_k (θ_k − θ), for every floating-point tensor."""
+
+    start: Params
+    """θ."""
+    sums: list[Tensor]
+    most: float
+    """No number that an average of these updates meets on its way is larger."""
+
+
+@dataclass(frozen=True)
 class Block:
     """The updates of some clients, stacked along a first axis in the order of `clients`."""
 
@@ -71,6 +82,8 @@ class Block:
     """Rows that went through context models."""
     optimiser: Params | None = None
     """The optimisers' state, stacked, where the plan says keep."""
+    moved: Moved | None = None
+    """What the check of these updates has computed for their average."""
 
     def of(self, index: int) -> Params:
         return {name: t[index] for name, t in self.params.items()}
@@ -115,13 +128,17 @@ class Traffic:
     """The whole messages, as the transport packs them."""
 
 
-@runtime_checkable
 class Metered(Protocol):
     """An engine that sends real messages, and counts itself what crossed."""
 
     def settle(self) -> Traffic:
         """What crossed since the last time it was asked."""
         ...
+
+
+def metered(engine: object) -> TypeGuard[Metered]:
+    """Whether an engine counts what crosses."""
+    return hasattr(engine, "settle")  # `isinstance` of a protocol is slow, and every round asks
 
 
 class Engine(Protocol):

@@ -219,9 +219,9 @@ class Batched:
         shared, own = contexts(visits, start)
         done = {phase.view: np.zeros(count, dtype=np.int64) for phase in plan.phases}
         trained, forwarded = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        carry = self._begin(plan.phases[0], visits, start) if plan.phases else {}
+        carry = self._kept(visits)
         for number, phase in enumerate(plan.phases):
-            if number:
+            if number and carry is not None:
                 carry = self._begin_next(phase, carry)
             run = Replay if self._compile and recordable(phase) else Mapped
             at_work = run(self._template, phase, asked, self._view(names, phase), shared, own)
@@ -231,31 +231,25 @@ class Batched:
             trained += rows
             forwarded += objective.forwards * rows + objective.forget_forwards * np.asarray(marked)
             done[phase.view] += np.asarray(at_work.whole.passes(taken))
-        stacked = carry["params"] | carry["state"] if plan.phases else expand(start, count)
+        stacked = expand(start, count) if carry is None else carry["params"] | carry["state"]
         block = Block(
             names,
             {name: stacked[name].contiguous() for name in self._template.like},
             tuple(covered(plan, self._clients[name]) for name in names),
             tuple(trained.tolist()),
             tuple(forwarded.tolist()),
-            carry["optimiser"] if plan.keep else None,
+            carry["optimiser"] if plan.keep and carry is not None else None,
         )
         return parted(block, [len(visit.clients) for visit in visits])
 
-    def _begin(self, phase: Phase, visits: Sequence[Visit], start: Params) -> Carry:
-        """The carry of a stack; `start` is one model, or a stack of them where there are several federations."""
-        count = sum(len(visit.clients) for visit in visits)
+    def _kept(self, visits: Sequence[Visit]) -> Carry | None:
+        """The carry of a stack that goes on with moments of an earlier visit; None where nobody has any."""
         moments = [None if v.optimiser is None else v.optimiser.get(name) for v in visits for name in v.clients]
-        if any(moments):
-            params = [visit.params for visit in visits for _ in visit.clients]
-            pairs = zip(params, moments, strict=True)
-            carry: Carry = stack([begin(self._template, phase, one, own) for one, own in pairs])
-            return carry
-        carry = expand(begin(self._template, phase, visits[0].params), count)
-        if len(visits) == 1:
-            return carry
-        own = {part: {name: start[name] for name in carry[part]} for part in ("params", "state")}
-        return carry | own
+        if not any(moments) or not visits[0].plan.phases:
+            return None
+        pairs = zip([visit.params for visit in visits for _ in visit.clients], moments, strict=True)
+        carry: Carry = stack([begin(self._template, visits[0].plan.phases[0], one, own) for one, own in pairs])
+        return carry
 
     def _begin_next(self, phase: Phase, carry: Carry) -> Carry:
         """The next phase goes on from where the last one left every client, moments included."""
@@ -314,7 +308,7 @@ class Batched:
 class Mapped(StackedPhase):
     """One phase on one stack, step by step."""
 
-    def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
+    def __call__(self, carry: Carry | None, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and the number of steps that each client took.
 
         It also gives the D_u rows that were seen, where those are counted.
@@ -324,7 +318,7 @@ class Mapped(StackedPhase):
         step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
         device = self.places.device
-        carry, own, done = at(carry, self.places), at(self.own, self.places), done[self.order]
+        carry, own, done = at(carry or self.begun(), self.places), at(self.own, self.places), done[self.order]
         taken = torch.zeros(active, dtype=torch.int64, device=device)
         marked = torch.zeros_like(taken)
         counts_marks = objectives.find(phase.objective.name).forget_forwards > 0

@@ -30,6 +30,7 @@ from unfed import rng
 from unfed.client.batch import Batch, Models, bounds, visit_key
 from unfed.client.plan import Phase, Plan
 from unfed.client.step import Carry, Slope, advance, gradients, loss_of, step
+from unfed.client.step import start as begin
 from unfed.data import ClientData, Source
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -153,6 +154,15 @@ class StackedPhase:
         self.keys = [visit_key(asked[i][1], asked[i][0], phase.view) for i in self.order]
         """Of every client's visit to the phase's view."""
 
+    def begun(self) -> Carry:
+        """What a phase begins with: every client's start, and no moments."""
+        own = self.own.get("start")
+        first = self.shared["start"] if own is None else {name: t[0] for name, t in own.items()}
+        carry: Carry = expand(begin(self.template, self.phase, first), len(self.order))
+        if own is None:
+            return carry
+        return carry | {part: {name: own[name] for name in carry[part]} for part in ("params", "state")}
+
     def running(self, t: int) -> int:
         """How many clients have a step t."""
         return int(np.searchsorted(-self.course.total, -t, side="left"))
@@ -180,7 +190,8 @@ class BatchDealer:
         who = slice(0, active) if everybody else where
         epochs = torch.from_numpy(done[begins] + self.course.turn(t, begins)).to(device)
         held = [table[who, :width] for table in self._held]
-        fresh = shuffled(self._keys[who], epochs, self._counts[who], held, steps)
+        numbers = torch.arange(max(width, steps, rng.LABEL + 1), device=device)
+        fresh = shuffled(self._keys[who], epochs, self._counts[who], held, steps, numbers)
         if everybody:
             self.tables = fresh
         else:
@@ -213,18 +224,23 @@ class BatchDealer:
         return batch if weight is None else batch | {"weight": weight}
 
 
-def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:
-    """Rows, forget marks, augmentation and label words in a pass's order; dropout keys per step."""
-    keys, device = rng.fold(keys, epochs)[:, None], keys.device
+def shuffled(
+    keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int, numbers: Tensor
+) -> list[Tensor]:
+    """Rows, forget marks, augmentation and label words in a pass's order; dropout keys per step.
+
+    `numbers` is 0, 1, 2, … as a tensor: those that a compiler makes itself have 32 bits, and a hash needs 64.
+    """
+    keys = rng.fold(keys, epochs)[:, None]
     # One fold for all purposes, one call for all words: on a GPU every operation on these small tensors is a launch.
-    purposes = rng.fold(keys, torch.arange(rng.ORDER, rng.LABEL + 1, device=device))[..., None]
+    purposes = rng.fold(keys, numbers[rng.ORDER : rng.LABEL + 1])[..., None]
     ordering, augment, dropout, label = purposes.unbind(1)
-    places = torch.arange(held[0].shape[1], device=device)
+    places = numbers[: held[0].shape[1]]
     words = torch.where(places < counts[:, None], rng.words(ordering, places), rng.WORD)
     order = torch.argsort(words, dim=1, stable=True)
     positions, rows, forget = (table.gather(1, order) for table in held)
     drawn = rng.words(torch.stack([augment, label], 1), positions[:, None])
-    return [rows, forget, *drawn.unbind(1), rng.fold(dropout, torch.arange(steps, device=device))]
+    return [rows, forget, *drawn.unbind(1), rng.fold(dropout, numbers[:steps])]
 
 
 # --- the one step, mapped over a stack --------------------------------------------------------------------------------
@@ -316,6 +332,13 @@ def elementwise(phase: Phase) -> bool:
 
 def expand(tree: Any, count: int) -> Any:
     return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
+
+
+def layout(tree: Any) -> tuple[Any, ...]:
+    """The names, shapes and types of a tree's tensors."""
+    if isinstance(tree, dict):  # every round asks, and PyTorch's own walk takes three times as long
+        return tuple((name, layout(part)) for name, part in tree.items())
+    return tree.shape, tree.dtype
 
 
 def _first(tree: Any) -> Any:

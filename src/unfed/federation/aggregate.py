@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from unfed.engines.base import Block, Refusal
+from unfed.engines.base import Block, Moved, Refusal
 from unfed.errors import Refused
 from unfed.model.params import Params
 
@@ -30,7 +31,7 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
     counters: Params = {}
     for block in blocks:
         total += sum(block.samples)
-        deltas = _weighted(block, names, start)
+        deltas = _weighted(block, names, params)
         if sums:
             torch._foreach_add_(sums, deltas)
         else:
@@ -41,7 +42,9 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
         raise Refused("There is no update to average; at least one client must answer.")
     torch._foreach_div_(sums, total)
     means = list(torch._foreach_add(start, sums))
-    if not all_finite(means):
+    moved = [block.moved.most for block in blocks if block.moved is not None and block.moved.start is params]
+    small = len(moved) == len(blocks) and sum(moved) < min(torch.finfo(old.dtype).max for old in start) / 4
+    if not small and not all_finite(means):  # the second asks the device, and waits
         means = [_convex(blocks, name, total) for name in names]
     return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
 
@@ -64,20 +67,30 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return math.isfinite(torch.stack(torch._foreach_norm(floating, math.inf)).max())
 
 
-def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
+def _weighted(block: Block, names: list[str], params: Params) -> list[Tensor]:
     """Σ_k n_k (θ_k − θ) of a block.
 
     A block of one client needs no sum, and all its tensors go in one call.
     """
+    if block.moved is not None and block.moved.start is params:
+        return list(torch._foreach_mul(block.moved.sums, 1.0))  # a copy: others are added to it
     if len(block.clients) == 1:
-        deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
+        deltas = list(torch._foreach_sub([block.params[name][0] for name in names], [params[name] for name in names]))
         torch._foreach_mul_(deltas, float(block.samples[0]))
         return deltas
-    samples = torch.tensor([block.samples], device=start[0].device)
-    weights = {dtype: samples.to(dtype) for dtype in {old.dtype for old in start}}
-    moved = torch._foreach_sub([block.params[name] for name in names], start)
-    rows = [d.reshape(len(d), old.numel()) for d, old in zip(moved, start, strict=True)]
-    return [(weights[d.dtype] @ d).view_as(old) for d, old in zip(rows, start, strict=True)]
+    return _sums_and_lengths(block, names, params)[0]
+
+
+def _sums_and_lengths(block: Block, names: list[str], params: Params) -> tuple[list[Tensor], Tensor]:
+    """Σ_k n_k (θ_k − θ) of every tensor, and ‖θ_k − θ‖ of every client."""
+    samples = torch.tensor([block.samples], device=params[names[0]].device)
+    weights = {dtype: samples.to(dtype) for dtype in {params[name].dtype for name in names}}
+    sums, lengths = [], []
+    for name in names:
+        moved = (block.params[name] - params[name]).reshape(len(block.clients), params[name].numel())
+        sums.append((weights[moved.dtype] @ moved).view_as(params[name]))
+        lengths.append(torch.linalg.vector_norm(moved, dim=1))
+    return sums, torch.linalg.vector_norm(torch.stack(lengths), dim=0)
 
 
 def length_of(params: Params) -> Tensor:
@@ -103,6 +116,7 @@ class CheckedUpdate:
         """‖θ_k − θ‖ of every usable update, once the result is read."""
         self.size = math.inf
         """‖θ‖, once the result is read."""
+        self._moved: Moved | None = None
         if self._malformed:
             return
         names = [name for name, stack in block.params.items() if stack.is_floating_point()]
@@ -112,8 +126,8 @@ class CheckedUpdate:
             deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
             lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
         else:
-            moved = ((block.params[name] - like[name]).flatten(1) for name in names)
-            lengths = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d, dim=1) for d in moved]), dim=0)
+            sums, lengths = _sums_and_lengths(block, names, like)
+            self._moved = Moved(like, sums, math.inf)  # while the device is at it: the average needs them
         found = torch.cat([lengths, length_of(like) if size is None else size])
         # Into pinned memory: a copy into any other would wait for the device.
         self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
@@ -137,17 +151,22 @@ class CheckedUpdate:
             else:
                 keep.append(index)
                 self.lengths[client] = length
-        return self.block.pick(keep), refusals
+        if self._moved is None or refusals:
+            return self.block.pick(keep), refusals
+        most = self.size + sum(n * (1 + length) for n, length in zip(self.block.samples, lengths, strict=True))
+        return replace(self.block, moved=replace(self._moved, most=most)), []
 
     def _unusable(self, index: int, finite: bool) -> str:
         samples = self.block.samples[index]
         if samples <= 0:
             return f"its weight is {samples}, which is not positive"
-        floating = {name: t for name, t in self.block.params.items() if t.is_floating_point() and not finite}
+        if finite:
+            return ""
+        floating = {name: t for name, t in self.block.params.items() if t.is_floating_point()}
         bad = next((name for name, t in floating.items() if not bool(torch.isfinite(t[index]).all())), None)
         if bad is not None:
             return f"its update has NaN or infinite values in {bad!r}"
-        return "" if finite else "its update is too large: its norm is not a finite number"
+        return "its update is too large: its norm is not a finite number"
 
 
 def _malformed(params: Params, like: Params) -> str:

@@ -168,7 +168,7 @@ def _scaled(params: Params, block: Block, factors: Tensor) -> Block:
         if stack.is_floating_point():
             short = factors.clamp(max=1.0).to(stack.device).view(-1, *[1] * params[name].dim())
             scaled[name] = torch.where(short < 1, shortened(params[name], stack, short), stack)
-    return replace(block, params=scaled)
+    return replace(block, params=scaled, moved=None)
 
 
 def shortened(old: Tensor, new: Tensor, factor: Tensor | float) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, Engine, Metered, Refusal, context_of
+from unfed.engines.base import Block, Context, Engine, Refusal, context_of, metered
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation.aggregate import CheckedUpdate, length_of
@@ -338,11 +338,11 @@ class JobServer:
     def _sent(self, engine: Engine, models: int, wire_bytes: int) -> None:
         """Count what crosses: models by the paper's rule, tensors where the engine does not itself."""
         if self._setup.wired:
-            self.ledger.sent(models, self.template.parameters, 0 if isinstance(engine, Metered) else wire_bytes)
+            self.ledger.sent(models, self.template.parameters, 0 if metered(engine) else wire_bytes)
 
     def _settle(self, engine: Engine) -> None:
         """Take over what real messages carried."""
-        if isinstance(engine, Metered):
+        if metered(engine):
             crossed = engine.settle()
             self.ledger.wire_bytes += crossed.wire_bytes
             self.ledger.serialised_bytes += crossed.serialised_bytes
@@ -361,8 +361,9 @@ def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> It
     An answer that a device is still working on is handed on when the next client is at work there, so that the device
     never waits for the server.
     """
-    waiting, size = None, length_of(like)
+    waiting = size = None
     for answer in answers:
+        size = length_of(like) if size is None else size  # only now: the device is busy with the clients until then
         found = answer if isinstance(answer, Refusal) else CheckedUpdate(answer, like, round, size)
         if waiting is not None:
             yield waiting

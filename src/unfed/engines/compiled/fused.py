@@ -65,8 +65,8 @@ def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, po
         x, w = x.to(dtype), w.to(dtype)
     each = (x.permute(0, 2, 3, 1), w.permute(2, 3, 1, 0), conv.bias, norm.weight, norm.bias)
     stacked = (t[None] for t in each)
-    out: Tensor = stack_of_blocks(*stacked, int(conv.padding[0]), norm.eps)[0][0]
-    return out.permute(0, 3, 1, 2)
+    out: Tensor = stack_of_blocks(*stacked, int(conv.padding[0]), norm.eps)[0]
+    return out.squeeze(0).permute(0, 3, 1, 2)  # the gradient of `out[0]` would be a copy
 
 
 class StackOfBlocks(torch.autograd.Function):
