@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from alike import PRECISIONS
-from engines import batched, timed
-from workload import RECORDS, hardware, median, synthetic
+from engines import Round, batched, timed
+from unfed.engines.compiled import recorded
+from workload import RECORDS, Workload, hardware, median, synthetic
 
 LAST = "weight_at_once"
 """The kernel that a step of this network ends its backward pass with."""
@@ -42,13 +44,43 @@ def gaps(steps: list[Any]) -> list[str]:
     ]
 
 
-def around(where: str, events: list[Any]) -> str:
-    """What a round does before its first step, or after its last."""
-    busy = sum(e.time_range.elapsed_us() for e in events)
-    whole = events[-1].time_range.end - events[0].time_range.start
-    longest = sorted(events, key=lambda e: -e.time_range.elapsed_us())[:4]
-    names = ", ".join(f"{e.time_range.elapsed_us():.0f} us {e.name[:60]}" for e in longest)
-    return f"traced: {where} the steps {len(events)} kernels in {whole:.0f} us, {busy:.0f} busy; longest: {names}"
+def timeline(work: Workload, one: Round) -> str:
+    """What a round is made of on the device, without a tracer: medians over 15 rounds."""
+    deck = [deck for decks in recorded._decks.values() for deck in decks.values()][-1]
+    marks: dict[str, torch.cuda.Event] = {}
+
+    def marked(name: str, replay: Callable[[], object]) -> Callable[[], None]:
+        def call() -> None:
+            if name not in marks:
+                marks[name] = torch.cuda.Event(enable_timing=True)
+                marks[name].record()
+            replay()
+            marks[f"after {name}"] = torch.cuda.Event(enable_timing=True)
+            marks[f"after {name}"].record()
+
+        return call
+
+    steps, deal = dict(deck._steps), deck._deal
+    assert deal is not None
+    deck._steps.update({shape: marked("step", replay) for shape, replay in steps.items()})
+    deck._deal = marked("deal", deal)
+    found = []
+    for _ in range(15):
+        marks.clear()
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        one()
+        end.record()
+        torch.cuda.synchronize()
+        order = [begin, marks["deal"], marks["after deal"], marks["step"], marks["after step"], end]
+        found.append([a.elapsed_time(b) * 1e3 for a, b in pairwise(order)])
+    deck._steps.update(steps)
+    deck._deal = deal
+    names = ("to the shuffle", "shuffle", "to the first step", "steps", "after them")
+    return "on the device, us: " + ", ".join(
+        f"{n} {median(c):.0f}" for n, c in zip(names, zip(*found, strict=True), strict=True)
+    )
 
 
 def lines_of(federations: int, precision: str) -> list[str]:
@@ -59,6 +91,7 @@ def lines_of(federations: int, precision: str) -> list[str]:
     for _ in range(3):
         timed(work, one)
     seconds = median([timed(work, one)[0] for _ in range(20)])
+    between = timeline(work, one)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         timed(work, one)
     events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
@@ -71,9 +104,7 @@ def lines_of(federations: int, precision: str) -> list[str]:
         f"a round of {work.images} images: {seconds * 1e3:.2f} ms, {work.images / seconds:,.0f} images/s",
         f"traced: {(last - begun) / (len(ends) - 1):.1f} us from step to step, {len(step)} kernels,"
         f" {sum(e.time_range.elapsed_us() for e in step):.1f} us of them busy",
-        f"traced: first step ends {begun - events[0].time_range.start:.0f} us after the round's first kernel",
-        around("before", events[: ends[0] + 1 - len(step)]),
-        around("after", events[ends[-1] + 1 :]),
+        between,
         *gaps([events[a + 1 : b + 1] for a, b in pairwise(ends) if b - a == ends[6] - ends[5]]),
         *(f"{e.time_range.elapsed_us():8.1f} us  {e.name[:110]}" for e in step),
     ]

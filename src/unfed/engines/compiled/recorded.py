@@ -292,7 +292,8 @@ class Replay(StackedPhase):
         deck = self._deck()
         if deck.shapes[0] != self.course.bytes:
             deck.shapes = self.course.bytes, [self._shape(t) for t in range(steps)]
-        shapes, deal, begin = deck.shapes[1], deck.dealing(), deck.beginning()
+        shapes, deal = deck.shapes[1], deck.dealing()
+        begin = deck.beginning() if carry is None else None
         for shape in dict.fromkeys(shapes):
             deck.record(shape)
         deck.seat(self.held, self.places, self.course)
@@ -312,7 +313,7 @@ class Replay(StackedPhase):
                 if carry is not None:
                     now["carry"] = self._sorted({name: carry[name] for name in _CARRIED})
                 deck.load(self.phase.optimiser.lr, self.phase.penalties, now)
-                if carry is None:
+                if begin is not None:
                     begin()
             deck.record(shape)()
         if self.sorted:
