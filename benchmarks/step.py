@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from alike import PRECISIONS
 from engines import Round, batched, timed
 from unfed.engines.compiled import recorded
-from workload import RECORDS, Workload, hardware, median, synthetic
+from workload import RECORDS, hardware, median, synthetic
 
 LAST = "weight_at_once"
 """The kernel that a step of this network ends its backward pass with."""
@@ -44,7 +44,7 @@ def gaps(steps: list[Any]) -> list[str]:
     ]
 
 
-def timeline(work: Workload, one: Round) -> str:
+def timeline(one: Round) -> str:
     """What a round is made of on the device, without a tracer: medians over 15 rounds."""
     deck = [deck for decks in recorded._decks.values() for deck in decks.values()][-1]
     marks: dict[str, torch.cuda.Event] = {}
@@ -91,7 +91,7 @@ def lines_of(federations: int, precision: str) -> list[str]:
     for _ in range(3):
         timed(work, one)
     seconds = median([timed(work, one)[0] for _ in range(20)])
-    between = timeline(work, one)
+    between = timeline(one)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         timed(work, one)
     events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]

@@ -98,7 +98,7 @@ def below(word: Tensor, high: int | Tensor) -> Tensor:
 def chance(word: Tensor, probability: float) -> Tensor:
     """True where the word falls under the probability; 0 is never, 1 is always."""
     found = word < round(probability * WORD)
-    # The same again, and for a compiler a reason to keep one byte instead of the eight that it was computed from.
+    # A view of itself makes PyTorch's compiler store these bytes for later, instead of words of eight bytes.
     return found.as_strided(found.shape, found.stride())
 
 

@@ -264,40 +264,6 @@ def test_an_option_that_was_asked_for_wins(monkeypatch: pytest.MonkeyPatch) -> N
     assert recorded.options_for(module)["triton.mix_order_reduction"] is True
 
 
-@pytest.mark.parametrize(
-    ("layer", "x", "in_range", "looked_at"),
-    [
-        (nn.Linear(4, 4), torch.ones(2, 4), True, False),
-        (nn.Linear(4, 4), torch.ones(2, 4), False, True),
-        (nn.Embedding(9, 4), torch.arange(3), True, True),
-    ],
-    ids=["ours", "labels", "words"],
-)
-def test_indices_are_looked_at_unless_all_are_ours(
-    layer: nn.Module, x: torch.Tensor, in_range: bool, looked_at: bool
-) -> None:
-    module = make_fx(lambda x: layer(x))(x)
-    module.meta["labels in range"] = in_range
-    assert ("assert_indirect_indexing" not in recorded.options_for(module)) == looked_at
-
-
-@pytest.mark.parametrize(("outputs", "in_range"), [(4, True), (3, False)])
-def test_a_label_beyond_the_models_outputs_is_looked_at(
-    outputs: int, in_range: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    def look(module: Any, inputs: Any) -> Any:
-        seen.append(module.meta["labels in range"])
-        return module
-
-    monkeypatch.setattr(recorded, "compiler", look)
-    clients, (template, params) = federation((9, 17)), model("mlp")
-    template.gives = (outputs,)
-    list(Batched(template, clients, compile=True).train(plan_of(BASE), params, list(clients), {}))
-    assert seen and all(found is in_range for found in seen)
-
-
 def test_the_compilers_workers_are_not_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """What PyTorch asks of its pool; to begin one takes half a minute."""
     from torch._inductor import async_compile, config

@@ -1,7 +1,5 @@
 """Averages by hand, and updates that must not be averaged."""
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unfed.engines import Block
-from unfed.engines.base import Moved
 from unfed.errors import Refused
 from unfed.federation.aggregate import CheckedUpdate, all_finite, average
 
@@ -74,13 +71,6 @@ def test_what_a_check_has_summed_up_is_averaged_to_the_same_bits_as_often_as_it_
 def test_sums_from_another_start_are_not_used() -> None:
     checked, _ = CheckedUpdate(pair(1.0, 5.0), OLD, 1).result()
     assert average({**OLD, "w": torch.tensor([0.0, 0.0])}, [checked])["w"].tolist() == [4.0, 8.0]
-
-
-def test_sums_that_may_be_too_large_are_looked_at() -> None:
-    # 1·3e38 + 3·3e38 is infinite, (1/4)·3e38 + (3/4)·3e38 is not
-    large = Moved(OLD, [torch.tensor([math.inf, 32.0]), torch.zeros(1)], math.inf)
-    new = average(OLD, [replace(pair(3e38, 3e38), moved=large)])
-    assert new["w"].tolist() == pytest.approx([3e38, 8.0])
 
 
 def test_a_number_alone_and_a_tensor_without_entries_are_averaged_in_a_stack() -> None:

@@ -69,7 +69,9 @@ BY_HAND = {
 
 @pytest.mark.parametrize("robust", list(BY_HAND), ids=lambda r: f"{r.rule}-{r.trim}")
 def test_every_rule_by_hand(robust: Robust) -> None:
-    for blocks in ([*HONEST, WRONG], [stacked([*HONEST, WRONG])], [stacked(HONEST), WRONG]):
+    whole = stacked([*HONEST, WRONG])
+    checked, _ = CheckedUpdate(whole, START, 1).result()  # which brings the sums for a mean along
+    for blocks in ([*HONEST, WRONG], [whole], [checked], [stacked(HONEST), WRONG]):
         found = robust.average(START, blocks)
         torch.testing.assert_close(found["w"], torch.tensor(BY_HAND[robust], dtype=torch.float64), rtol=0, atol=1e-12)
         assert int(found["n"]) == 4 and found["n"].dtype == torch.int64

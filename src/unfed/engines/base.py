@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -64,8 +64,6 @@ class Moved:
     start: Params
     """θ."""
     sums: list[Tensor]
-    most: float
-    """No number that an average of these updates meets on its way is larger."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Block:
     optimiser: Params | None = None
     """The optimisers' state, stacked, where the plan says keep."""
     moved: Moved | None = None
-    """What the check of these updates has computed for their average."""
+    """What the check of all these updates has computed for their average."""
 
     def of(self, index: int) -> Params:
         return {name: t[index] for name, t in self.params.items()}
@@ -128,17 +126,13 @@ class Traffic:
     """The whole messages, as the transport packs them."""
 
 
+@runtime_checkable
 class Metered(Protocol):
     """An engine that sends real messages, and counts itself what crossed."""
 
     def settle(self) -> Traffic:
         """What crossed since the last time it was asked."""
         ...
-
-
-def metered(engine: object) -> TypeGuard[Metered]:
-    """Whether an engine counts what crosses."""
-    return hasattr(engine, "settle")  # `isinstance` of a protocol is slow, and every round asks
 
 
 class Engine(Protocol):

@@ -88,7 +88,6 @@ class Batched:
         self._held: OrderedDict[tuple[object, ...], PaddedRows] = OrderedDict()
         self._held_bytes = 0
         self._kept_bytes: int | None = None
-        self._last: tuple[object, list[tuple[str, ...]]] = (None, [])
 
     def train(
         self,
@@ -151,9 +150,6 @@ class Batched:
 
     def _stacks(self, plan: Plan, clients: Sequence[str]) -> list[tuple[str, ...]]:
         """Who is computed together: clients of one source, with similar numbers of steps."""
-        asked = tuple(clients), tuple((p.view, p.batch, p.cap, p.epochs, p.steps) for p in plan.phases)
-        if self._last[0] == asked:  # as in most rounds
-            return self._last[1]
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
@@ -166,9 +162,7 @@ class Batched:
             sources.setdefault(id(self._clients[name].source), []).append(name)
         size, place = self.chunk(longest), {name: i for i, name in enumerate(clients)}
         cut = [group[i : i + size] for group in sources.values() for i in range(0, len(group), size)]
-        ordered = (tuple(sorted(names, key=place.__getitem__)) for names in cut)
-        self._last = asked, sorted(ordered, key=lambda names: place[names[0]])
-        return self._last[1]
+        return sorted((tuple(sorted(names, key=place.__getitem__)) for names in cut), key=lambda names: place[names[0]])
 
     def _tables(self, visits: Sequence[Visit]) -> list[list[int]]:
         """Which of these visits share a stack: whole federations that ask for the same, as many as fit."""

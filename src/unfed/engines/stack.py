@@ -334,13 +334,6 @@ def expand(tree: Any, count: int) -> Any:
     return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
 
 
-def layout(tree: Any) -> tuple[Any, ...]:
-    """The names, shapes and types of a tree's tensors."""
-    if isinstance(tree, dict):  # every round asks, and PyTorch's own walk takes three times as long
-        return tuple((name, layout(part)) for name, part in tree.items())
-    return tree.shape, tree.dtype
-
-
 def _first(tree: Any) -> Any:
     return pytree.tree_map(lambda t: t[0], tree)
 

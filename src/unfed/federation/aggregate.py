@@ -42,9 +42,7 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
         raise Refused("There is no update to average; at least one client must answer.")
     torch._foreach_div_(sums, total)
     means = list(torch._foreach_add(start, sums))
-    moved = [block.moved.most for block in blocks if block.moved is not None and block.moved.start is params]
-    small = len(moved) == len(blocks) and sum(moved) < min(torch.finfo(old.dtype).max for old in start) / 4
-    if not small and not all_finite(means):  # the second asks the device, and waits
+    if not all_finite(means):
         means = [_convex(blocks, name, total) for name in names]
     return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
 
@@ -116,7 +114,6 @@ class CheckedUpdate:
         """‖θ_k − θ‖ of every usable update, once the result is read."""
         self.size = math.inf
         """‖θ‖, once the result is read."""
-        self._moved: Moved | None = None
         if self._malformed:
             return
         names = [name for name, stack in block.params.items() if stack.is_floating_point()]
@@ -127,7 +124,7 @@ class CheckedUpdate:
             lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
         else:
             sums, lengths = _sums_and_lengths(block, names, like)
-            self._moved = Moved(like, sums, math.inf)  # while the device is at it: the average needs them
+            self.block = replace(block, moved=Moved(like, sums))  # while the device is at it: the average needs them
         found = torch.cat([lengths, length_of(like) if size is None else size])
         # Into pinned memory: a copy into any other would wait for the device.
         self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
@@ -151,10 +148,7 @@ class CheckedUpdate:
             else:
                 keep.append(index)
                 self.lengths[client] = length
-        if self._moved is None or refusals:
-            return self.block.pick(keep), refusals
-        most = self.size + sum(n * (1 + length) for n, length in zip(self.block.samples, lengths, strict=True))
-        return replace(self.block, moved=replace(self._moved, most=most)), []
+        return self.block.pick(keep), refusals
 
     def _unusable(self, index: int, finite: bool) -> str:
         samples = self.block.samples[index]

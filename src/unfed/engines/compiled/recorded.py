@@ -42,7 +42,6 @@ from unfed.engines.stack import (
     at,
     copied,
     cut,
-    layout,
     shuffled,
     stacked_step,
 )
@@ -65,8 +64,6 @@ Options = dict[str, str | int | bool | Callable[..., Any]]
 OPTIONS: Options = {"triton.cudagraphs": False, "triton.enable_pdl": True}
 # And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
 WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
-# Where every index is one of ours, it is not looked at again: 8 of a step's 402 µs.
-IN_RANGE: Options = {"assert_indirect_indexing": False}
 
 
 def recordable(phase: Phase) -> bool:
@@ -115,12 +112,9 @@ def options_for(module: Any) -> Options:
     """What the compiler gets for this step, as far as its version knows of it."""
     from torch._inductor import list_options
 
-    known, called = set(list_options()), {node.target for node in module.graph.nodes}
-    wanted = dict(OPTIONS)
-    if torch.ops.aten.native_layer_norm_backward.default in called:
-        wanted = WITH_LAYER_NORMS | wanted
-    if module.meta.get("labels in range") and torch.ops.aten.embedding.default not in called:
-        wanted = IN_RANGE | wanted
+    normed = any(n.target is torch.ops.aten.native_layer_norm_backward.default for n in module.graph.nodes)
+    known = set(list_options())
+    wanted = OPTIONS if not normed else WITH_LAYER_NORMS | OPTIONS
     return {name: value for name, value in wanted.items() if name in known}
 
 
@@ -214,8 +208,6 @@ class Deck:
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
             half_precision.rewrite(module)
-            gives = self._template.gives
-            module.meta["labels in range"] = len(gives) == 1 and self._source.classes <= gives[0]
             constants = lift(module, leaves[0].device)
             self._constants += constants  # a captured graph reads them where they lie, so they must stay
             return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))
@@ -381,6 +373,8 @@ class Replay(StackedPhase):
 
     def _deck(self) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
+        leaves, spec = pytree.tree_flatten((self.shared, self.own))
+        shapes = tuple((t.shape, t.dtype) for t in leaves)
         kept = _decks.setdefault(self.template, OrderedDict())
         kind = (
             signature(self.phase),
@@ -390,7 +384,7 @@ class Replay(StackedPhase):
             handwritten.chosen,
             self.template.autocast,
         )
-        key = (*kind, len(self.order), layout(self.shared), layout(self.own))
+        key = (*kind, len(self.order), shapes, str(spec))
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(), compiler)
         kept.move_to_end(key)
