@@ -219,7 +219,7 @@ class Batched:
         shared, own = contexts(visits, start)
         done = {phase.view: np.zeros(count, dtype=np.int64) for phase in plan.phases}
         trained, forwarded = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        carry = self._kept(visits)
+        carry = self._with_moments(visits)
         for number, phase in enumerate(plan.phases):
             if number and carry is not None:
                 carry = self._begin_next(phase, carry)
@@ -242,7 +242,7 @@ class Batched:
         )
         return parted(block, [len(visit.clients) for visit in visits])
 
-    def _kept(self, visits: Sequence[Visit]) -> Carry | None:
+    def _with_moments(self, visits: Sequence[Visit]) -> Carry | None:
         """The carry of a stack that goes on with moments of an earlier visit; None where nobody has any."""
         moments = [None if v.optimiser is None else v.optimiser.get(name) for v in visits for name in v.clients]
         if not any(moments) or not visits[0].plan.phases:
