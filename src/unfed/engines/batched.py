@@ -243,7 +243,7 @@ class Batched:
         return parted(block, [len(visit.clients) for visit in visits])
 
     def _with_moments(self, visits: Sequence[Visit]) -> Carry | None:
-        """The carry of a stack that goes on with moments of an earlier visit; None where nobody has any."""
+        """The carry of a stack that goes on with moments of an earlier visit; None where no client has any."""
         moments = [None if v.optimiser is None else v.optimiser.get(name) for v in visits for name in v.clients]
         if not any(moments) or not visits[0].plan.phases:
             return None

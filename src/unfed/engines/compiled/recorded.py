@@ -162,7 +162,7 @@ class Deck:
         return self._deal
 
     def beginning(self) -> Callable[[], object]:
-        """Everybody at the start that is loaded, without moments; recording it writes into the buffers."""
+        """Every client at the start that is loaded, without moments; recording it writes into the buffers."""
         if self._begin is None:
             self._begin = self._record(len(self.buffers["held"][0]), self._start, as_traced)
         return self._begin
