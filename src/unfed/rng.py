@@ -97,9 +97,12 @@ def below(word: Tensor, high: int | Tensor) -> Tensor:
 
 def chance(word: Tensor, probability: float) -> Tensor:
     """True where the word falls under the probability; 0 is never, 1 is always."""
-    found = word < round(probability * WORD)
-    # A view of itself makes PyTorch's compiler store these bytes for later, instead of words of eight bytes.
-    return found.as_strided(found.shape, found.stride())
+    return stored(word < round(probability * WORD))
+
+
+def stored(drawn: Tensor) -> Tensor:
+    """The same tensor, as a view: PyTorch's compiler stores it then, where it would draw again at every use."""
+    return drawn.as_strided(drawn.shape, drawn.stride())
 
 
 def order(parent: Key, n: int) -> Tensor:

@@ -46,6 +46,46 @@ def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: 
     assert half_precision.rewrite(kernel) == 0
 
 
+def test_gelu_is_within_a_twentieth_of_a_halfs_rounding_and_so_is_its_gradient() -> None:
+    x = torch.linspace(-40, 40, 400_001, dtype=torch.float64, requires_grad=True)
+    below, density = half_precision._normal(x.detach())
+    exact = nn.functional.gelu(x)
+    (slope,) = torch.autograd.grad(exact.sum(), x)
+    assert (x * below - exact).abs().max() < 3e-5
+    assert (below + x.detach() * density - slope).abs().max() < 1e-4
+
+
+def test_a_traced_gelu_in_half_precision_is_replaced_and_no_other() -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = nn.functional.gelu(leaf)
+        return y.detach(), torch.autograd.grad(y, leaf, torch.ones_like(y))[0]
+
+    def replaced(function: object, x: Tensor) -> tuple[torch.fx.GraphModule, bool]:
+        module = make_fx(function, tracing_mode="fake")(x)  # type: ignore[arg-type]
+        half_precision.rewrite(module)
+        return module, not any("gelu" in name for name in names(module))
+
+    x = torch.linspace(-9, 9, 2001).to(HALF)
+    module, gone = replaced(step, x)
+    assert gone
+    for ours, exact in zip(module(x), step(x), strict=True):
+        assert ours.dtype == HALF
+        # Half of what bf16 distinguishes next to the exact value, and the approximation itself.
+        assert bool(((ours.double() - exact.double()).abs() <= exact.double().abs() * 2**-7 + 1e-4).all())
+    assert not replaced(step, x.float())[1], "float32 keeps the exact function"
+    assert not replaced(lambda x: nn.functional.gelu(x, approximate="tanh"), x)[1], "another function by name"
+
+
+def test_what_is_turned_and_rounded_is_rounded_first() -> None:
+    module = make_fx(lambda w: w.transpose(1, 2).to(HALF) + 1, tracing_mode="fake")(torch.randn(2, 3, 5))
+    half_precision.rewrite(module)
+    assert names(module)[:2] == ["aten._to_copy.default", "aten.transpose.int"]
+    w = torch.randn(2, 3, 5)
+    assert torch.equal(module(w), w.transpose(1, 2).to(HALF) + 1)
+
+
 def test_models_beside_a_step_compute_in_its_precision_and_evaluation_in_the_params() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -135,31 +135,32 @@ class Transform:
 
         Without a resize the pixels stay uint8, which is cheaper.
         """
+        mirrored = rng.chance(_word(draws, _FLIP), self.flip) if draws is not None and self.flip else None
         if draws is not None and self.pad_crop:
             height, width = images.shape[-2:]
             top, left = (rng.below(_word(draws, k), 2 * self.pad_crop + 1) for k in (_PAD_TOP, _PAD_LEFT))
-            images = _window(F.pad(images, (self.pad_crop,) * 4), top, left, height, width)
+            last = self.resize is None and self.crop is None
+            padded = F.pad(images, (self.pad_crop,) * 4)
+            images = _window(padded, top, left, height, width, mirrored if last else None)
+            mirrored = None if last else mirrored
         if self.resize is not None and images.shape[-2:] != (self.resize, self.resize):
             # Antialiasing matters, and costs, only where pixels get lost.
             shrinks = self.resize < max(images.shape[-2:])
             size = (self.resize, self.resize)
             images = F.interpolate(unit(images, dtype), size, mode="bilinear", antialias=shrinks, align_corners=False)
         if self.crop is not None:
-            images = self._cropped(images, draws, self.crop)
-        if draws is not None and self.flip:
-            mirrored = rng.chance(_word(draws, _FLIP), self.flip)
-            images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-        return images
+            return self._cropped(images, draws, self.crop, mirrored)
+        return images if mirrored is None else torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
     @staticmethod
-    def _cropped(images: Tensor, draws: Tensor | None, size: int) -> Tensor:
+    def _cropped(images: Tensor, draws: Tensor | None, size: int, mirrored: Tensor | None) -> Tensor:
         spare_y, spare_x = images.shape[-2] - size, images.shape[-1] - size
         if draws is None:
             top, left = spare_y // 2, spare_x // 2
             return images[..., top : top + size, left : left + size]
         tops = rng.below(_word(draws, _CROP_TOP), spare_y + 1)
         lefts = rng.below(_word(draws, _CROP_LEFT), spare_x + 1)
-        return _window(images, tops, lefts, size, size)
+        return _window(images, tops, lefts, size, size, mirrored)
 
 
 def _word(draws: Tensor, purpose: int) -> Tensor:
@@ -181,14 +182,15 @@ def as_array(value: Any) -> NDArray[Any]:
     return np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
 
 
-def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
-    """The heightxwidth window of each image at its own corner, by one gather."""
-    n, channels = images.shape[:2]
-    row = torch.arange(n, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[:, None, None]
-    y = top[:, None] + torch.arange(height, device=images.device)
-    x = left[:, None] + torch.arange(width, device=images.device)
-    return images[row, channel, y[:, None, :, None], x[:, None, None, :]]
+def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int, mirrored: Tensor | None) -> Tensor:
+    """The heightxwidth window of each image at its own corner, mirrored or not, by one gather."""
+    y, x = (torch.arange(size, device=images.device) for size in (height, width))
+    x = x if mirrored is None else torch.where(mirrored[:, None], width - 1 - x, x)
+    y, x = rng.stored(top[:, None] + y), rng.stored(left[:, None] + x)
+    places = (y[:, :, None] * images.shape[3] + x[:, None]).flatten(1)
+    found = images.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1))
+    shaped: Tensor = found.unflatten(2, (height, width))
+    return shaped
 
 
 class TensorSource:

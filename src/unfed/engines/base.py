@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -59,11 +59,13 @@ class Visit:
 
 @dataclass(frozen=True)
 class Moved:
-    """How far some clients moved: Σ_k n_k (θ_k − θ), for every floating-point tensor."""
+    """How far some clients moved: Σ_k n_k (θ_k − θ) and its mean, for every floating-point tensor."""
 
     start: Params
     """θ."""
     sums: list[Tensor]
+    mean: list[Tensor] | None
+    """θ + Σ_k n_k (θ_k − θ) / Σ_k n_k; None where that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,11 @@ class Traffic:
     """The whole messages, as the transport packs them."""
 
 
-@runtime_checkable
-class Metered(Protocol):
-    """An engine that sends real messages, and counts itself what crossed."""
-
-    def settle(self) -> Traffic:
-        """What crossed since the last time it was asked."""
-        ...
-
-
 class Engine(Protocol):
-    """Trains and measures on clients, wherever they are."""
+    """Trains and measures on clients, wherever they are.
+
+    One that sends real messages has `settle() -> Traffic` as well: what crossed since it was asked last.
+    """
 
     name: str
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -148,11 +148,15 @@ class StackedPhase:
         self.order = np.argsort(-self.whole.total, kind="stable")
         self.sorted = bool((self.order[1:] > self.order[:-1]).all())
         """Whether they came in that order."""
-        self.course = self.whole.pick(self.order.tolist())
-        # Never waiting for the device: while it works on one client, the host prepares the next.
-        self.places = torch.from_numpy(self.order).to(held.rows.device, non_blocking=True)
+        self.course = self.whole if self.sorted else self.whole.pick(self.order.tolist())
         self.keys = [visit_key(asked[i][1], asked[i][0], phase.view) for i in self.order]
         """Of every client's visit to the phase's view."""
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The order, on the device."""
+        # Never waiting for the device: while it works on one client, the host prepares the next.
+        return torch.from_numpy(self.order).to(self.held.rows.device, non_blocking=True)
 
     def begun(self) -> Carry:
         """What a phase begins with: every client's start, and no moments."""

@@ -25,26 +25,28 @@ from unfed.model.params import Params
 
 def average(params: Params, blocks: Iterable[Block]) -> Params:
     """The weighted mean of the clients' models, in the order in which they come (Algorithm 1, line 14)."""
-    blocks, total = list(blocks), 0
-    names = [name for name, old in params.items() if old.is_floating_point()]
-    start, sums = [params[name] for name in names], list[Tensor]()
-    counters: Params = {}
-    for block in blocks:
-        total += sum(block.samples)
-        deltas = _weighted(block, names, params)
-        if sums:
-            torch._foreach_add_(sums, deltas)
-        else:
-            sums = deltas
-        del deltas  # a model's worth of memory
-        counters = {name: block.params[name][-1] for name, old in params.items() if not old.is_floating_point()}
+    blocks = list(blocks)
+    total = sum(sum(block.samples) for block in blocks)
     if total == 0:
         raise Refused("There is no update to average; at least one client must answer.")
-    torch._foreach_div_(sums, total)
-    means = list(torch._foreach_add(start, sums))
-    if not all_finite(means):
-        means = [_convex(blocks, name, total) for name in names]
-    return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
+    names = [name for name, old in params.items() if old.is_floating_point()]
+    moved = blocks[0].moved if len(blocks) == 1 else None
+    if moved is not None and moved.start is params and moved.mean is not None:
+        means = moved.mean
+    else:
+        sums = _weighted(blocks[0], names, params)
+        for block in blocks[1:]:
+            torch._foreach_add_(sums, _weighted(block, names, params))
+        means = _mean(sums, total, [params[name] for name in names])
+        if not all_finite(means):
+            means = [_convex(blocks, name, total) for name in names]
+    found, last = dict(zip(names, means, strict=True)), blocks[-1].params
+    return {name: found[name] if name in found else last[name][-1] for name in params}
+
+
+def _mean(sums: list[Tensor], total: int, start: list[Tensor]) -> list[Tensor]:
+    """θ + Σ n_k (θ_k − θ) / Σ n_k."""
+    return list(torch._foreach_add(start, torch._foreach_div(sums, total)))
 
 
 def _convex(blocks: Iterable[Block], name: str, total: int) -> Tensor:
@@ -58,11 +60,14 @@ def _convex(blocks: Iterable[Block], name: str, total: int) -> Tensor:
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no entry is NaN or infinite; the device is asked once."""
-    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
-    if not floating:
-        return True
-    # A largest size is finite exactly if every entry is: unlike a sum of sizes it cannot overflow.
-    return math.isfinite(torch.stack(torch._foreach_norm(floating, math.inf)).max())
+    floating = [t for t in tensors if t.is_floating_point()]
+    return not floating or math.isfinite(_largest(floating))
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest size of an entry, finite exactly if every entry is: unlike a sum of sizes it cannot overflow."""
+    some = [t for t in tensors if t.numel()]
+    return torch.stack(torch._foreach_norm(some, math.inf)).max() if some else tensors[0].new_zeros(())
 
 
 def _weighted(block: Block, names: list[str], params: Params) -> list[Tensor]:
@@ -116,15 +121,18 @@ class CheckedUpdate:
         """‖θ‖, once the result is read."""
         if self._malformed:
             return
-        names = [name for name, stack in block.params.items() if stack.is_floating_point()]
+        names = [name for name, old in like.items() if old.is_floating_point()]
         # One with a NaN or an infinity in it has no finite length. That of finite numbers may be too large, so a
         # suspected one is looked at again.
         if len(block.clients) == 1:
             deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
             lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
         else:
+            # While the device is at it, the average, too: asked for later, the device would wait for every launch.
             sums, lengths = _sums_and_lengths(block, names, like)
-            self.block = replace(block, moved=Moved(like, sums))  # while the device is at it: the average needs them
+            mean = _mean(sums, sum(block.samples), [like[name] for name in names])
+            self.block = replace(block, moved=Moved(like, sums, mean))
+            lengths = torch.cat([_largest(mean).to(lengths.dtype)[None], lengths])
         found = torch.cat([lengths, length_of(like) if size is None else size])
         # Into pinned memory: a copy into any other would wait for the device.
         self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
@@ -141,6 +149,8 @@ class CheckedUpdate:
             self.event.synchronize()
         keep, refusals = [], []
         *lengths, self.size = self._answer.tolist()
+        if self.block.moved is not None and not math.isfinite(lengths.pop(0)):
+            self.block = replace(self.block, moved=replace(self.block.moved, mean=None))
         for index, (client, length) in enumerate(zip(self.block.clients, lengths, strict=True)):
             reason = self._unusable(index, math.isfinite(length))
             if reason:

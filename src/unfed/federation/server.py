@@ -19,7 +19,7 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, Engine, Metered, Refusal, context_of
+from unfed.engines.base import Block, Context, Engine, Refusal, Traffic, context_of
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation.aggregate import CheckedUpdate, length_of
@@ -338,12 +338,13 @@ class JobServer:
     def _sent(self, engine: Engine, models: int, wire_bytes: int) -> None:
         """Count what crosses: models by the paper's rule, tensors where the engine does not itself."""
         if self._setup.wired:
-            self.ledger.sent(models, self.template.parameters, 0 if isinstance(engine, Metered) else wire_bytes)
+            self.ledger.sent(models, self.template.parameters, 0 if hasattr(engine, "settle") else wire_bytes)
 
     def _settle(self, engine: Engine) -> None:
         """Take over what real messages carried."""
-        if isinstance(engine, Metered):
-            crossed = engine.settle()
+        settle: Callable[[], Traffic] | None = getattr(engine, "settle", None)
+        if settle is not None:
+            crossed = settle()
             self.ledger.wire_bytes += crossed.wire_bytes
             self.ledger.serialised_bytes += crossed.serialised_bytes
 

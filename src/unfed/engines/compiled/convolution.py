@@ -127,8 +127,9 @@ def convolve_backward(
 
 def in_pieces(a: Tensor, b: Tensor, pieces: int) -> Tensor:
     """`torch.bmm(a, b)` as Σₛ aₛ bₛ over so many pieces s of its sum, which are computed side by side."""
-    left, right = a.unflatten(2, (pieces, -1)).transpose(1, 2), b.unflatten(1, (pieces, -1))
-    each = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, (-1, pieces))
+    # A linear layer's weights come transposed: along the sum, both lie in one run of memory.
+    left, right = (t.unflatten(2, (pieces, -1)).transpose(1, 2).flatten(0, 1) for t in (a, b.transpose(1, 2)))
+    each = torch.bmm(left, right.transpose(1, 2)).unflatten(0, (-1, pieces))
     found: Tensor = each.sum(1, dtype=sums_in(a)).to(a.dtype)
     return found
 

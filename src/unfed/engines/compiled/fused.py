@@ -80,7 +80,7 @@ class StackOfBlocks(torch.autograd.Function):
         x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, padding: int, eps: float
     ) -> tuple[Tensor, ...]:
         more = -x.shape[4] % 4  # a line is then read in pieces of eight numbers
-        wide, w = padded(F.pad(x, (0, more)), padding).contiguous(), F.pad(w, (0, 0, 0, more))
+        wide, w = padded(x, padding, more).contiguous(), F.pad(w, (0, 0, 0, more))
         winners, y, statistics = stacked_winners(wide, in_pairs(w), bias, gamma, *w.shape[1:3])
         moments = moments_of(statistics, eps)
         z = _standard(winners, moments) * _channels(gamma.to(moments.dtype)) + _channels(beta.to(moments.dtype))
@@ -192,9 +192,9 @@ def _(
 # --- the same, readable -----------------------------------------------------------------------------------------------
 
 
-def padded(x: Tensor, padding: int) -> Tensor:
-    """[C, B, H, W, I] with `padding` zeros around each image."""
-    return F.pad(x, (0, 0, padding, padding, padding, padding))
+def padded(x: Tensor, padding: int, more: int = 0) -> Tensor:
+    """[C, B, H, W, I] with `padding` zeros around each image, and some more channels of zeros."""
+    return F.pad(x, (0, more, padding, padding, padding, padding))
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, kh: int, kw: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,6 @@ from unfed.engines.compiled.graph_edits import lift
 from unfed.engines.stack import (
     Integers,
     PaddedRows,
-    PhaseSteps,
     StackedPhase,
     at,
     copied,
@@ -76,6 +76,7 @@ def recordable(phase: Phase) -> bool:
     return phase.stop is None and phase.optimiser.plateau is None and all(r.get("every", 1) == 1 for r in rules)
 
 
+@lru_cache(64)
 def signature(phase: Phase) -> Phase:
     """The phase without what may change from visit to visit.
 
@@ -167,15 +168,15 @@ class Deck:
             self._begin = self._record(len(self.buffers["held"][0]), self._start, as_traced)
         return self._begin
 
-    def seat(self, held: PaddedRows, places: Tensor, course: PhaseSteps) -> None:
+    def seat(self, at: StackedPhase) -> None:
         """Load the rows that the clients hold; nothing is copied for those of the round before."""
-        who = (held, course.bytes)
+        held, who = at.held, (at.held, at.course.bytes)
         if self._seated is not None and self._seated[0] is held and self._seated[1] == who[1]:
             return
         for buffer, table in zip(self.buffers["held"], (held.positions, held.rows, held.forget), strict=True):
-            buffer[:, : table.shape[1]].copy_(table[places])
+            buffer[:, : table.shape[1]].copy_(table[at.places])
         for name, buffer in self.buffers["course"].items():
-            buffer.copy_(torch.from_numpy(getattr(course, name)), non_blocking=True)
+            buffer.copy_(torch.from_numpy(getattr(at.course, name)), non_blocking=True)
         self._seated = who
 
     def load(self, lr: float, penalties: Sequence[Term], values: Mapping[str, Any]) -> None:
@@ -288,7 +289,7 @@ class Replay(StackedPhase):
         begin = deck.beginning() if carry is None else None
         for shape in dict.fromkeys(shapes):
             deck.record(shape)
-        deck.seat(self.held, self.places, self.course)
+        deck.seat(self)
         visit = np.zeros((3, len(total)), dtype=np.int64)  # keys, passes, and who begins one
         visit[0] = self.keys
         for t, shape in enumerate(shapes):
@@ -341,7 +342,7 @@ class Replay(StackedPhase):
 
     def _tree(self) -> dict[str, Any]:
         """All that a step reads, in the buffers' shapes, padded so that cohorts share a recording."""
-        device, count, carry = self.places.device, len(self.course.total), self.begun()
+        device, count, carry = self.held.rows.device, len(self.course.total), self.begun()
         dtype = next(iter(carry["params"].values())).dtype
         width, steps = self._rectangle()
 
@@ -373,18 +374,19 @@ class Replay(StackedPhase):
 
     def _deck(self) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
-        leaves, spec = pytree.tree_flatten((self.shared, self.own))
-        shapes = tuple((t.shape, t.dtype) for t in leaves)
+        contexts = [*self.shared.items(), *self.own.items()]
         kept = _decks.setdefault(self.template, OrderedDict())
-        kind = (
+        key = (
             signature(self.phase),
             self._rectangle(),
             id(self.held.source),
             compiler,
             handwritten.chosen,
             self.template.autocast,
+            len(self.order),
+            tuple(self.own),
+            tuple((context, n, t.shape, t.dtype) for context, params in contexts for n, t in params.items()),
         )
-        key = (*kind, len(self.order), shapes, str(spec))
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(), compiler)
         kept.move_to_end(key)
