@@ -92,7 +92,7 @@ def words(parent: Key, positions: Any) -> Any:
 
 def below(word: Tensor, high: int | Tensor) -> Tensor:
     """Words scaled to integers in [0, high); `high` must be below 2**31."""
-    return (word * high) >> 32
+    return stored((word * high) >> 32)
 
 
 def chance(word: Tensor, probability: float) -> Tensor:

@@ -86,7 +86,8 @@ def _weighted(block: Block, names: list[str], params: Params) -> list[Tensor]:
 
 def _sums_and_lengths(block: Block, names: list[str], params: Params) -> tuple[list[Tensor], Tensor]:
     """Σ_k n_k (θ_k − θ) of every tensor, and ‖θ_k − θ‖ of every client."""
-    samples = torch.tensor([block.samples], device=params[names[0]].device)
+    # Never waiting for the device, which is still at work on the block.
+    samples = torch.tensor([block.samples]).to(params[names[0]].device, non_blocking=True)
     weights = {dtype: samples.to(dtype) for dtype in {params[name].dtype for name in names}}
     sums, lengths = [], []
     for name in names:
