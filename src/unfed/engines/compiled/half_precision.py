@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from unfed import rng
 from unfed.engines.compiled import graph_edits, handwritten
 from unfed.engines.compiled.kernels import HALVES
 
@@ -79,10 +80,10 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
-    """dy (Φ(x) + x φ(x))."""
+    """dy (Φ(x) + x φ(x)), stored: the sum over it, the bias's gradient, would compute it again."""
     wide = x.float()
     below, density = _normal(wide)
-    return (dy.float() * (below + wide * density)).to(x.dtype)
+    return rng.stored((dy.float() * (below + wide * density)).to(x.dtype))
 
 
 def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
