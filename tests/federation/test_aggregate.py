@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unfed.client.plan import Plan
 from unfed.engines import Block
+from unfed.engines.base import Visit, parted
 from unfed.errors import Refused
 from unfed.federation.aggregate import CheckedUpdate, all_finite, average
 
@@ -66,6 +68,40 @@ def test_what_a_check_has_summed_up_is_averaged_to_the_same_bits_as_often_as_it_
     for _ in range(2):  # an average that added to the sums in place would move further each time
         for name, value in average(OLD, [checked, plain]).items():
             assert torch.equal(value, average(OLD, [plain, plain])[name])
+
+
+def test_federations_of_one_stack_are_checked_and_averaged_to_the_same_bits_as_alone() -> None:
+    starts = [OLD, {**OLD, "w": torch.tensor([0.3, -0.7])}, {**OLD, "w": torch.tensor([2.0, 1.0])}]
+    own = [pair(1 / 3, 1 / 7), update("c", [0.1, 0.2], 0.5, 6, 9), pair(1.5, -2.5)]
+    names = tuple(name for one in own for name in one.clients)
+    stacked = {name: torch.cat([one.params[name] for one in own]) for name in OLD}
+    whole = block(*names, samples=tuple(n for one in own for n in one.samples), **stacked)
+    visits = [Visit(Plan(0, 1, ()), start, one.clients, {}) for start, one in zip(starts, own, strict=True)]
+    for start, one, found in zip(starts, own, parted(whole, visits), strict=True):
+        assert found.clients == one.clients and found.moved is not None and found.moved.start is start
+        (alone, _), checked = CheckedUpdate(one, start, 1).result(), CheckedUpdate(found, start, 1)
+        good, refused = checked.result()
+        assert not refused and good.moved is found.moved, "nothing is computed again"
+        for name, value in average(start, [alone]).items():
+            assert torch.equal(average(start, [good])[name], value)
+        again = CheckedUpdate(one, start, 1)
+        again.result()
+        assert checked.lengths == again.lengths and checked.size == again.size
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_a_bad_client_of_one_federation_leaves_the_others_of_its_stack_alone(bad: float) -> None:
+    whole = block(
+        "a", "b", "a", "b", samples=(1, 3, 1, 3), w=torch.tensor([[1.0, 2.0], [bad, 10.0], [1.0, 2.0], [5.0, 10.0]]),
+        mean=torch.zeros(4, 1), count=torch.tensor([4, 5, 4, 5]),
+    )  # fmt: skip
+    visits = [Visit(Plan(0, 1, ()), OLD, ("a", "b"), {})] * 2
+    spoilt, fine = parted(whole, visits)
+    assert spoilt.moved is None, "a mean that is not finite is not handed on"
+    kept, refused = CheckedUpdate(spoilt, OLD, 1).result()
+    assert kept.clients == ("a",) and [r.client for r in refused] == ["b"]
+    kept, refused = CheckedUpdate(fine, OLD, 1).result()
+    assert not refused and average(OLD, [kept])["w"].tolist() == [4.0, 8.0]
 
 
 def test_sums_from_another_start_are_not_used() -> None:

@@ -442,6 +442,12 @@ class Examined:
         self.event = object() if block.startswith("device") else None
 
 
+class Named(str):
+    """A block that is nothing but its name."""
+
+    moved = None
+
+
 @pytest.mark.parametrize(
     ("come", "seen"),
     [
@@ -460,7 +466,7 @@ def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(
     def answers() -> Iterator[Any]:
         for number, answer in enumerate(come, 1):
             noted.append(f"made {number}")
-            yield answer
+            yield Named(answer)
 
     for found in server._checked(answers(), {"w": torch.ones(1)}, 1):
         assert isinstance(found, Examined)

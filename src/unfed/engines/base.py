@@ -9,8 +9,10 @@ trained on, what went in and what came back. It is for engines that work here: a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -59,13 +61,16 @@ class Visit:
 
 @dataclass(frozen=True)
 class Moved:
-    """How far some clients moved: Σ_k n_k (θ_k − θ) and its mean, for every floating-point tensor."""
+    """How far the clients of a block moved, for every floating-point tensor."""
 
     start: Params
     """θ."""
     sums: list[Tensor]
-    mean: list[Tensor] | None
-    """θ + Σ_k n_k (θ_k − θ) / Σ_k n_k; None where that is not finite."""
+    """Σ_k n_k (θ_k − θ)."""
+    mean: list[Tensor]
+    """θ + Σ_k n_k (θ_k − θ) / Σ_k n_k."""
+    sizes: Tensor
+    """The mean's largest entry, ‖θ_k − θ‖ of every client, ‖θ‖: none of them finite where an entry is not."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Block:
     optimiser: Params | None = None
     """The optimisers' state, stacked, where the plan says keep."""
     moved: Moved | None = None
-    """What the check of all these updates has computed for their average."""
+    """How far they moved, where that is known and the mean is finite."""
 
     def of(self, index: int) -> Params:
         return {name: t[index] for name, t in self.params.items()}
@@ -250,14 +255,61 @@ def filled(places: Sequence[int], sizes: Sequence[int], room: int) -> list[list[
     return [list(places[i : i + each]) for i in range(0, count, each)]
 
 
+def moved(
+    stacked: Params, starts: Sequence[Params], samples: Sequence[tuple[int, ...]], size: Tensor | None = None
+) -> list[Moved]:
+    """How far the clients of each federation moved from its start; `size` is ‖θ‖ where it is known.
+
+    What can be computed for all of them at once is: on a GPU every operation on these small tensors is a launch.
+    """
+    names = [name for name, old in starts[0].items() if old.is_floating_point()]
+    counts = [len(own) for own in samples]
+    spans = [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
+    # Never waiting for the device, which is still at work on the block.
+    rows = torch.tensor([[n for own in samples for n in own]]).to(starts[0][names[0]].device, non_blocking=True)
+    weights = {dtype: rows.to(dtype) for dtype in {starts[0][name].dtype for name in names}}
+    sums, lengths = [list[Tensor]() for _ in starts], []
+    for name in names:
+        first = starts[0][name]
+        begin = first if len(starts) == 1 else _spread([start[name] for start in starts], counts)
+        apart = (stacked[name] - begin).reshape(sum(counts), first.numel())
+        lengths.append(torch.linalg.vector_norm(apart, dim=1))
+        for own, span in zip(sums, spans, strict=True):
+            own.append((weights[first.dtype][:, span] @ apart[span]).view_as(first))
+    far, found = torch.linalg.vector_norm(torch.stack(lengths), dim=0), []
+    for start, own, n, span in zip(starts, sums, samples, spans, strict=True):
+        mean = mean_of(own, sum(n), [start[name] for name in names])
+        parts = [largest(mean).to(far.dtype)[None], far[span], length_of(start) if size is None else size]
+        found.append(Moved(start, own, mean, torch.cat(parts)))
+    return found
+
+
+def mean_of(sums: list[Tensor], total: int, start: list[Tensor]) -> list[Tensor]:
+    """θ + Σ n_k (θ_k − θ) / Σ n_k."""
+    return list(torch._foreach_add(start, torch._foreach_div(sums, total)))
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest size of an entry, finite exactly if every entry is: unlike a sum of sizes it cannot overflow."""
+    some = [t for t in tensors if t.numel()]
+    return torch.stack(torch._foreach_norm(some, math.inf)).max() if some else tensors[0].new_zeros(())
+
+
+def length_of(params: Params) -> Tensor:
+    """‖θ‖ over all floating-point entries, as one number that the device may still be working on."""
+    norms = torch.stack(torch._foreach_norm([t for t in params.values() if t.is_floating_point()]))
+    length: Tensor = torch.linalg.vector_norm(norms, keepdim=True)
+    return length
+
+
 def spread(visits: Sequence[Visit]) -> Params:
     """Every federation's model as often as it has clients, stacked."""
     counts = [len(visit.clients) for visit in visits]
-    names = visits[0].params
-    return {
-        name: torch.cat([v.params[name].expand(n, *v.params[name].shape) for v, n in zip(visits, counts, strict=True)])
-        for name in names
-    }
+    return {name: _spread([visit.params[name] for visit in visits], counts) for name in visits[0].params}
+
+
+def _spread(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    return torch.cat([t.expand(n, *t.shape) for t, n in zip(tensors, counts, strict=True)])
 
 
 def contexts(visits: Sequence[Visit], start: Params) -> tuple[dict[str, Params], dict[str, Params]]:
@@ -271,22 +323,23 @@ def contexts(visits: Sequence[Visit], start: Params) -> tuple[dict[str, Params],
     return shared, {n: stack([params[k] for k in first.clients]) for n, params in own.items()}
 
 
-def parted(block: Block, sizes: Sequence[int]) -> list[Block]:
-    """The block of a stack as those of its federations."""
-    if len(sizes) == 1:
+def parted(block: Block, visits: Sequence[Visit]) -> list[Block]:
+    """The block of a stack as those of its federations, with what each of their servers asks about it first."""
+    if len(visits) == 1:
         return [block]
-    found, at = [], 0
-    for size in sizes:
-        own = slice(at, at + size)
-        found.append(
-            Block(
-                block.clients[own],
-                {name: t[own] for name, t in block.params.items()},
-                block.samples[own],
-                block.trained[own],
-                block.forwarded[own],
-                None if block.optimiser is None else {name: t[own] for name, t in block.optimiser.items()},
-            )
+    ends = list(accumulate(len(visit.clients) for visit in visits))
+    spans = [slice(end - len(visit.clients), end) for visit, end in zip(visits, ends, strict=True)]
+    far = moved(block.params, [visit.params for visit in visits], [block.samples[own] for own in spans])
+    told = torch.cat([one.sizes for one in far]).cpu().split([len(one.sizes) for one in far])  # one wait for all
+    return [
+        Block(
+            block.clients[own],
+            {name: t[own] for name, t in block.params.items()},
+            block.samples[own],
+            block.trained[own],
+            block.forwarded[own],
+            None if block.optimiser is None else {name: t[own] for name, t in block.optimiser.items()},
+            replace(one, sizes=sizes) if math.isfinite(sizes[0]) else None,
         )
-        at += size
-    return found
+        for own, one, sizes in zip(spans, far, told, strict=True)
+    ]

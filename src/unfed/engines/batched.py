@@ -240,7 +240,7 @@ class Batched:
             tuple(forwarded.tolist()),
             carry["optimiser"] if plan.keep and carry is not None else None,
         )
-        return parted(block, [len(visit.clients) for visit in visits])
+        return parted(block, visits)
 
     def _with_moments(self, visits: Sequence[Visit]) -> Carry | None:
         """The carry of a stack that goes on with moments of an earlier visit; None where no client has any."""

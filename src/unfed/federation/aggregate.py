@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unfed.engines.base import Block, Moved, Refusal
+from unfed.engines.base import Block, Refusal, largest, length_of, mean_of, moved
 from unfed.errors import Refused
 from unfed.model.params import Params
 
@@ -30,23 +30,18 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
     if total == 0:
         raise Refused("There is no update to average; at least one client must answer.")
     names = [name for name, old in params.items() if old.is_floating_point()]
-    moved = blocks[0].moved if len(blocks) == 1 else None
-    if moved is not None and moved.start is params and moved.mean is not None:
-        means = moved.mean
+    known = blocks[0].moved if len(blocks) == 1 else None
+    if known is not None and known.start is params:
+        means = known.mean
     else:
         sums = _weighted(blocks[0], names, params)
         for block in blocks[1:]:
             torch._foreach_add_(sums, _weighted(block, names, params))
-        means = _mean(sums, total, [params[name] for name in names])
+        means = mean_of(sums, total, [params[name] for name in names])
         if not all_finite(means):
             means = [_convex(blocks, name, total) for name in names]
     found, last = dict(zip(names, means, strict=True)), blocks[-1].params
     return {name: found[name] if name in found else last[name][-1] for name in params}
-
-
-def _mean(sums: list[Tensor], total: int, start: list[Tensor]) -> list[Tensor]:
-    """θ + Σ n_k (θ_k − θ) / Σ n_k."""
-    return list(torch._foreach_add(start, torch._foreach_div(sums, total)))
 
 
 def _convex(blocks: Iterable[Block], name: str, total: int) -> Tensor:
@@ -61,13 +56,7 @@ def _convex(blocks: Iterable[Block], name: str, total: int) -> Tensor:
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no entry is NaN or infinite; the device is asked once."""
     floating = [t for t in tensors if t.is_floating_point()]
-    return not floating or math.isfinite(_largest(floating))
-
-
-def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest size of an entry, finite exactly if every entry is: unlike a sum of sizes it cannot overflow."""
-    some = [t for t in tensors if t.numel()]
-    return torch.stack(torch._foreach_norm(some, math.inf)).max() if some else tensors[0].new_zeros(())
+    return not floating or math.isfinite(largest(floating))
 
 
 def _weighted(block: Block, names: list[str], params: Params) -> list[Tensor]:
@@ -81,27 +70,7 @@ def _weighted(block: Block, names: list[str], params: Params) -> list[Tensor]:
         deltas = list(torch._foreach_sub([block.params[name][0] for name in names], [params[name] for name in names]))
         torch._foreach_mul_(deltas, float(block.samples[0]))
         return deltas
-    return _sums_and_lengths(block, names, params)[0]
-
-
-def _sums_and_lengths(block: Block, names: list[str], params: Params) -> tuple[list[Tensor], Tensor]:
-    """Σ_k n_k (θ_k − θ) of every tensor, and ‖θ_k − θ‖ of every client."""
-    # Never waiting for the device, which is still at work on the block.
-    samples = torch.tensor([block.samples]).to(params[names[0]].device, non_blocking=True)
-    weights = {dtype: samples.to(dtype) for dtype in {params[name].dtype for name in names}}
-    sums, lengths = [], []
-    for name in names:
-        moved = (block.params[name] - params[name]).reshape(len(block.clients), params[name].numel())
-        sums.append((weights[moved.dtype] @ moved).view_as(params[name]))
-        lengths.append(torch.linalg.vector_norm(moved, dim=1))
-    return sums, torch.linalg.vector_norm(torch.stack(lengths), dim=0)
-
-
-def length_of(params: Params) -> Tensor:
-    """‖θ‖ over all floating-point entries, as one number that the device may still be working on."""
-    norms = torch.stack(torch._foreach_norm([t for t in params.values() if t.is_floating_point()]))
-    length: Tensor = torch.linalg.vector_norm(norms, keepdim=True)
-    return length
+    return moved(block.params, [params], [block.samples])[0].sums
 
 
 class CheckedUpdate:
@@ -122,25 +91,28 @@ class CheckedUpdate:
         """‖θ‖, once the result is read."""
         if self._malformed:
             return
-        names = [name for name, old in like.items() if old.is_floating_point()]
         # One with a NaN or an infinity in it has no finite length. That of finite numbers may be too large, so a
         # suspected one is looked at again.
-        if len(block.clients) == 1:
-            deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
-            lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
-        else:
+        known = block.moved
+        if known is None or known.start is not like:
             # While the device is at it, the average, too: asked for later, the device would wait for every launch.
-            sums, lengths = _sums_and_lengths(block, names, like)
-            mean = _mean(sums, sum(block.samples), [like[name] for name in names])
-            self.block = replace(block, moved=Moved(like, sums, mean))
-            lengths = torch.cat([_largest(mean).to(lengths.dtype)[None], lengths])
-        found = torch.cat([lengths, length_of(like) if size is None else size])
+            known = moved(block.params, [like], [block.samples], size)[0] if len(block.clients) > 1 else None
+            self.block = replace(block, moved=known)
+        if known is not None:
+            found = known.sizes
+        else:
+            names = [name for name, old in like.items() if old.is_floating_point()]
+            deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
+            length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
+            found = torch.cat([length, length_of(like) if size is None else size])
+        if not found.is_cuda:
+            self._answer = found
+            return
         # Into pinned memory: a copy into any other would wait for the device.
-        self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
+        self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         self._answer.copy_(found, non_blocking=True)
-        if found.is_cuda:
-            self.event = torch.cuda.Event()
-            self.event.record()
+        self.event = torch.cuda.Event()
+        self.event.record()
 
     def result(self) -> tuple[Block, list[Refusal]]:
         """What is left of the block, and why the rest is not."""
@@ -151,7 +123,7 @@ class CheckedUpdate:
         keep, refusals = [], []
         *lengths, self.size = self._answer.tolist()
         if self.block.moved is not None and not math.isfinite(lengths.pop(0)):
-            self.block = replace(self.block, moved=replace(self.block.moved, mean=None))
+            self.block = replace(self.block, moved=None)
         for index, (client, length) in enumerate(zip(self.block.clients, lengths, strict=True)):
             reason = self._unusable(index, math.isfinite(length))
             if reason:

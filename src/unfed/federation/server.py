@@ -19,10 +19,10 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, Engine, Refusal, Traffic, context_of
+from unfed.engines.base import Block, Context, Engine, Refusal, Traffic, context_of, length_of
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
-from unfed.federation.aggregate import CheckedUpdate, length_of
+from unfed.federation.aggregate import CheckedUpdate
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.robust import Lengths, Usual, kind_of
 from unfed.federation.state import OPTIMISER, STAGE, Ledger, Settings, State, Transfer
@@ -364,7 +364,8 @@ def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> It
     """
     waiting = size = None
     for answer in answers:
-        size = length_of(like) if size is None else size  # only now: the device is busy with the clients until then
+        if size is None and not isinstance(answer, Refusal) and answer.moved is None:
+            size = length_of(like)  # only now: the device is busy with the clients until then
         found = answer if isinstance(answer, Refusal) else CheckedUpdate(answer, like, round, size)
         if waiting is not None:
             yield waiting

@@ -20,8 +20,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from unfed.engines.base import length_of
 from unfed.errors import UnfedWarning
-from unfed.federation.aggregate import length_of
 from unfed.federation.history import History
 from unfed.federation.server import JobServer
 from unfed.federation.state import State
