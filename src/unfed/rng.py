@@ -101,7 +101,10 @@ def chance(word: Tensor, probability: float) -> Tensor:
 
 
 def stored(drawn: Tensor) -> Tensor:
-    """The same tensor, as a view: PyTorch's compiler stores it then, where it would draw again at every use."""
+    """The same tensor, as a view.
+
+    PyTorch's compiler then stores it, where it would compute it again at every use.
+    """
     return drawn.as_strided(drawn.shape, drawn.stride())
 
 

@@ -104,6 +104,23 @@ def test_a_bad_client_of_one_federation_leaves_the_others_of_its_stack_alone(bad
     assert not refused and average(OLD, [kept])["w"].tolist() == [4.0, 8.0]
 
 
+def test_sums_that_overflow_are_not_averaged() -> None:
+    old = {"w": torch.tensor([1.0, 2.0]).half()}
+    far = block("a", "b", samples=(1000, 1000), w=torch.tensor([[101.0, 2.0], [201.0, 2.0]]).half())
+    checked, refused = CheckedUpdate(far, old, 1).result()
+    # 1000·100 + 1000·200 is more than half precision holds, (101 + 201) / 2 is not
+    assert not refused and average(old, [checked])["w"].tolist() == [151.0, 2.0]
+
+
+def test_a_check_from_another_start_is_made_again() -> None:
+    checked, _ = CheckedUpdate(pair(1.0, 5.0), OLD, 1).result()
+    elsewhere = {**OLD, "w": torch.tensor([1.0, 0.0])}
+    again = CheckedUpdate(checked, elsewhere, 1)
+    again.result()
+    # a: (0, 2), and mean 0; b: (4, 10), and mean 0
+    assert again.lengths == pytest.approx({"a": 2.0, "b": 116**0.5}) and again.size == pytest.approx(1.25**0.5)
+
+
 def test_sums_from_another_start_are_not_used() -> None:
     checked, _ = CheckedUpdate(pair(1.0, 5.0), OLD, 1).result()
     assert average({**OLD, "w": torch.tensor([0.0, 0.0])}, [checked])["w"].tolist() == [4.0, 8.0]

@@ -258,9 +258,9 @@ def filled(places: Sequence[int], sizes: Sequence[int], room: int) -> list[list[
 def moved(
     stacked: Params, starts: Sequence[Params], samples: Sequence[tuple[int, ...]], size: Tensor | None = None
 ) -> list[Moved]:
-    """How far the clients of each federation moved from its start; `size` is ‖θ‖ where it is known.
+    """How far the clients of each federation moved from its start.
 
-    What can be computed for all of them at once is: on a GPU every operation on these small tensors is a launch.
+    `size` is ‖θ‖ where it is known. What can be computed for all of them at once is: on a GPU every operation on these small tensors is a launch.
     """
     names = [name for name, old in starts[0].items() if old.is_floating_point()]
     counts = [len(own) for own in samples]
@@ -290,7 +290,10 @@ def mean_of(sums: list[Tensor], total: int, start: list[Tensor]) -> list[Tensor]
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest size of an entry, finite exactly if every entry is: unlike a sum of sizes it cannot overflow."""
+    """The largest size of an entry.
+
+    It is finite exactly if every entry is: unlike a sum of sizes it cannot overflow.
+    """
     some = [t for t in tensors if t.numel()]
     return torch.stack(torch._foreach_norm(some, math.inf)).max() if some else tensors[0].new_zeros(())
 
@@ -324,7 +327,10 @@ def contexts(visits: Sequence[Visit], start: Params) -> tuple[dict[str, Params],
 
 
 def parted(block: Block, visits: Sequence[Visit]) -> list[Block]:
-    """The block of a stack as those of its federations, with what each of their servers asks about it first."""
+    """The block of a stack as those of its federations.
+
+    Each comes with what its server asks about it first.
+    """
     if len(visits) == 1:
         return [block]
     ends = list(accumulate(len(visit.clients) for visit in visits))
