@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from unfed.data import ClientData, TensorSource, Transform
 from unfed.engines import Sequential
 from unfed.engines.choice import fixed_order
-from unfed.engines.compiled import handwritten, recorded
+from unfed.engines.compiled import recorded
 from unfed.model.functional import forward_flops
 from unfed.model.params import Params
 from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
@@ -231,7 +231,6 @@ def main() -> None:
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
-    parser.add_argument("--without", action="append", default=[], choices=("halves",), help="left to PyTorch")
     parser.add_argument("--fixed-order", action="store_true", help="deterministic libraries, as `unfed run` asks for")
     parser.add_argument("--profile", action="store_true", help="the longest kernels of every part, also to $OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
@@ -243,7 +242,6 @@ def main() -> None:
         recorded.compiler = recorded.as_traced
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    handwritten.chosen = handwritten.Handwritten(halves="halves" not in options.without)
     if options.fixed_order:
         fixed_order(device)
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})
@@ -255,7 +253,6 @@ def main() -> None:
         row |= {
             "options": options.option,
             "attention": options.attention or "default",
-            "without": options.without,
             "fixed_order": options.fixed_order,
         }
         rows.append(row)

@@ -260,7 +260,8 @@ def moved(
 ) -> list[Moved]:
     """How far the clients of each federation moved from its start.
 
-    `size` is ‖θ‖ where it is known. What can be computed for all of them at once is: on a GPU every operation on these small tensors is a launch.
+    `size` is ‖θ‖ where it is known. What can be computed for all of them at once is: on a GPU every operation on these
+    small tensors is a launch.
     """
     names = [name for name, old in starts[0].items() if old.is_floating_point()]
     counts = [len(own) for own in samples]

@@ -18,8 +18,6 @@ class Handwritten:
     """Convolution, norm, ReLU and pooling as one operator, instead of layer by layer (`fused.py`)."""
     triton: bool = True
     """Triton's kernels, instead of the readable operators that say the same (`kernels.py`)."""
-    halves: bool = True
-    """Weights rounded to halves at once at the step's start, instead of one by one (`half_precision.py`)."""
 
 
 chosen = Handwritten()
