@@ -189,7 +189,7 @@ def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int, 
     y, x = (torch.arange(size, device=images.device) for size in (height, width))
     x = x if mirrored is None else torch.where(mirrored[:, None], width - 1 - x, x)
     y, x = top[:, None] + y, left[:, None] + x
-    # As bytes: read again for every pixel of a padded image, the gather takes longer than both kernels together.
+    # Fused with what pads the images afterwards, the gather takes longer than the two kernels.
     return rng.stored(images[row, channel, y[:, None, :, None], x[:, None, None, :]])
 
 

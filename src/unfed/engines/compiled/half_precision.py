@@ -27,7 +27,10 @@ A, B, C = 1.59497871, 0.0739729857, -0.00069436927
 
 
 def rewrite(module: GraphModule) -> int:
-    """Replace GELUs of halves and weights that are turned before they are rounded; how many nodes that were."""
+    """Replace GELUs of halves, and weights that are turned before they are rounded.
+
+    It gives the number of nodes that were replaced.
+    """
     changed = 0
     for node in list(module.graph.nodes):
         if node.op != "call_function" or getattr(node.meta.get("val"), "dtype", None) not in HALVES:
