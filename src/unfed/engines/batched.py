@@ -317,8 +317,10 @@ class Mapped(StackedPhase):
         dealer = BatchDealer(self)
         step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
-        device = self.places.device
-        carry, own, done = at(carry or self.begun(), self.places), at(self.own, self.places), done[self.order]
+        device = self.held.rows.device
+        carry, own, done = carry or self.begun(), self.own, done[self.order]
+        if not self.sorted:
+            carry, own = at(carry, self.places), at(own, self.places)
         taken = torch.zeros(active, dtype=torch.int64, device=device)
         marked = torch.zeros_like(taken)
         counts_marks = objectives.find(phase.objective.name).forget_forwards > 0
@@ -338,9 +340,11 @@ class Mapped(StackedPhase):
             if phase.stop is not None and not bool(carry["alive"].any()):
                 break
         carry = join([carry, *reversed(finished)])
-        back = torch.argsort(self.places)
         steps = taken if phase.stop is not None else torch.from_numpy(total).to(device)
-        return at(carry, back), steps[back].tolist(), marked[back].tolist()
+        if not self.sorted:
+            back = torch.argsort(self.places)
+            carry, steps, marked = at(carry, back), steps[back], marked[back]
+        return carry, steps.tolist(), marked.tolist()
 
 
 def kept_bytes(template: Template) -> int:
