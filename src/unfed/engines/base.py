@@ -10,9 +10,10 @@ trained on, what went in and what came back. It is for engines that work here: a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -98,17 +99,22 @@ class Block:
         if len(keep) == len(self.clients):
             return self
         index = torch.tensor(list(keep), dtype=torch.int64)
+        return self.some(keep, lambda t: t[index.to(t.device)])
 
-        def rows(tensors: Params) -> Params:
-            return {n: t[index.to(t.device)] for n, t in tensors.items()}
+    def some(self, places: Sequence[int], rows: Callable[[Tensor], Tensor], moved: Moved | None = None) -> Block:
+        """The block with these places, whose rows of every tensor `rows` gives."""
+
+        def each(params: Params) -> Params:
+            return {name: rows(t) for name, t in params.items()}
 
         return Block(
-            tuple(self.clients[i] for i in keep),
-            rows(self.params),
-            tuple(self.samples[i] for i in keep),
-            tuple(self.trained[i] for i in keep),
-            tuple(self.forwarded[i] for i in keep),
-            None if self.optimiser is None else rows(self.optimiser),
+            tuple(self.clients[i] for i in places),
+            each(self.params),
+            tuple(self.samples[i] for i in places),
+            tuple(self.trained[i] for i in places),
+            tuple(self.forwarded[i] for i in places),
+            None if self.optimiser is None else each(self.optimiser),
+            moved,
         )
 
 
@@ -338,15 +344,5 @@ def parted(block: Block, visits: Sequence[Visit]) -> list[Block]:
     spans = [slice(end - len(visit.clients), end) for visit, end in zip(visits, ends, strict=True)]
     far = moved(block.params, [visit.params for visit in visits], [block.samples[own] for own in spans])
     told = torch.cat([one.sizes for one in far]).cpu().split([len(one.sizes) for one in far])  # one wait for all
-    return [
-        Block(
-            block.clients[own],
-            {name: t[own] for name, t in block.params.items()},
-            block.samples[own],
-            block.trained[own],
-            block.forwarded[own],
-            None if block.optimiser is None else {name: t[own] for name, t in block.optimiser.items()},
-            replace(one, sizes=sizes) if math.isfinite(sizes[0]) else None,
-        )
-        for own, one, sizes in zip(spans, far, told, strict=True)
-    ]
+    known = [replace(one, sizes=own) if math.isfinite(own[0]) else None for one, own in zip(far, told, strict=True)]
+    return [block.some(range(own.start, own.stop), itemgetter(own), one) for own, one in zip(spans, known, strict=True)]
