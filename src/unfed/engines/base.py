@@ -343,6 +343,6 @@ def parted(block: Block, visits: Sequence[Visit]) -> list[Block]:
     ends = list(accumulate(len(visit.clients) for visit in visits))
     spans = [slice(end - len(visit.clients), end) for visit, end in zip(visits, ends, strict=True)]
     far = moved(block.params, [visit.params for visit in visits], [block.samples[own] for own in spans])
-    told = torch.cat([one.sizes for one in far]).cpu().split([len(one.sizes) for one in far])  # one wait for all
-    known = [replace(one, sizes=own) if math.isfinite(own[0]) else None for one, own in zip(far, told, strict=True)]
+    sizes = torch.cat([one.sizes for one in far]).cpu().split([len(one.sizes) for one in far])  # one wait for all
+    known = [replace(one, sizes=own) if math.isfinite(own[0]) else None for one, own in zip(far, sizes, strict=True)]
     return [block.some(range(own.start, own.stop), itemgetter(own), one) for own, one in zip(spans, known, strict=True)]
